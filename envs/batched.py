@@ -1,0 +1,227 @@
+"""The base of our environments: thousands of copies stepped at once by torch code, and their single-copy view.
+
+An environment is three pure functions over a state of tensors whose first axis is the copy. Everything random is a
+function of a key made from (seed, copy, episode, step), so a copy's trajectory depends neither on how many others there
+are nor on the device.
+"""
+
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+from . import random
+
+State = dict[str, Tensor]
+Observation = Tensor | dict[str, Tensor]
+
+RESET = 0  # folded into an episode's key for its start state; step t folds t = 1, 2, ...
+
+
+class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
+    """Steps ``num_envs`` copies at once; observations, rewards and flags are tensors on ``device``.
+
+    The autoreset mode is NEXT_STEP: the step after the end of an episode ignores its action, returns the first
+    observation of the next episode and reward 0.
+
+    A subclass sets ``single_observation_space`` and ``single_action_space`` before it calls this constructor, says in
+    ``terminates`` whether an episode can end by itself, and writes ``_initial``, ``_transition``, ``_observe`` and
+    ``_info``.
+
+    Args:
+        num_envs: number of copies B.
+        device: where the copies live, as a string torch understands.
+        max_episode_steps: steps after which an episode is truncated; None for never (the single view leaves this to
+            Gymnasium's TimeLimit).
+        render_mode: None or "rgb_array".
+    """
+
+    metadata: dict[str, Any] = {
+        "render_modes": ["rgb_array"],
+        "render_fps": 10,
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
+    }
+    terminates: ClassVar[bool] = False
+    option_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self, num_envs: int, device: str = "cpu", max_episode_steps: int | None = None, render_mode: str | None = None
+    ):
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}; give at least 1")
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode is {render_mode!r}; this environment offers None and 'rgb_array'")
+        self.num_envs = num_envs
+        self.device = torch.device(device)
+        self.max_episode_steps = max_episode_steps
+        self.render_mode = render_mode
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._state: State | None = None
+
+    # What a subclass writes.
+
+    def _initial(self, key: Tensor, options: dict[str, Any]) -> State:
+        """Start states drawn from one key per copy, ``(B,)``."""
+        raise NotImplementedError
+
+    def _transition(
+        self, state: State, actions: Tensor, key: Tensor
+    ) -> tuple[State, Tensor, Tensor, dict[str, Tensor]]:
+        """One step of every copy: next state, reward (B,), terminated (B,), what happened in the step."""
+        raise NotImplementedError
+
+    def _observe(self, state: State) -> Observation:
+        """The observation of a state."""
+        raise NotImplementedError
+
+    def _info(self, state: State, events: dict[str, Tensor] | None) -> dict[str, Tensor]:
+        """The truth about a state and about the step that led to it (None: it is a start state)."""
+        raise NotImplementedError
+
+    def _image(self, state: State) -> Tensor:
+        """What ``render`` shows, (B, H, W, 3) uint8."""
+        raise NotImplementedError
+
+    # What Gymnasium calls.
+
+    def reset(
+        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start a new episode in every copy.
+
+        Args:
+            seed: an integer (copy b draws from the stream (seed, b)), a list of one integer per copy (copy b draws
+                from the stream (seed[b], 0), like a single environment reset with that seed), or None to go on to the
+                next episode of the present streams.
+            options: start states set by hand; the environment's page names the keys.
+
+        Returns:
+            Observations and infos, every entry with leading axis B.
+        """
+        options = options or {}
+        unknown = sorted(set(options) - set(self.option_names))
+        if unknown:
+            raise ValueError(f"unknown reset option {unknown[0]!r}; this environment takes {list(self.option_names)}")
+        if seed is not None or self._state is None:
+            self._seed(seed)
+        else:
+            self._episode = self._episode + 1
+        self._elapsed = np.zeros(self.num_envs, dtype=np.int64)
+        self._ended = np.zeros(self.num_envs, dtype=bool)
+        self._state = self._initial(self._key(RESET), options)
+        return self._observe(self._state), self._info(self._state, None)
+
+    def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Step every copy; copies whose episode ended at the last step start their next one instead."""
+        if self._state is None:
+            raise gym.error.ResetNeeded("step was called before reset; call reset first")
+        actions = self._checked(actions)
+        self._elapsed += 1
+        elapsed = torch.from_numpy(self._elapsed).to(self.device)
+        state, rewards, terminated, events = self._transition(self._state, actions, self._key(elapsed))
+        if self._ended.any():
+            restart = torch.from_numpy(self._ended).to(self.device)
+            self._episode = self._episode + restart
+            state = _where(restart, self._initial(self._key(RESET), {}), state)
+            events = _where(restart, {name: torch.zeros_like(value) for name, value in events.items()}, events)
+            rewards = rewards.masked_fill(restart, 0.0)
+            terminated = terminated & ~restart
+            self._elapsed[self._ended] = 0
+        self._state = state
+        truncated = np.zeros(self.num_envs, dtype=bool)
+        if self.max_episode_steps is not None:
+            truncated = self._elapsed >= self.max_episode_steps
+        self._ended = truncated | terminated.cpu().numpy() if self.terminates else truncated
+        return (
+            self._observe(state),
+            rewards,
+            terminated,
+            torch.from_numpy(truncated).to(self.device),
+            self._info(state, events),
+        )
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """The copies' pictures (B, H, W, 3) uint8, or None if no render mode was asked for."""
+        if self.render_mode is None or self._state is None:
+            return None
+        return self._image(self._state).cpu().numpy()
+
+    def _seed(self, seed: int | list[int] | None) -> None:
+        index = torch.arange(self.num_envs, device=self.device)
+        if seed is None:
+            seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> np.uint64(1))
+        if isinstance(seed, (int, np.integer)):
+            self._np_random, self._np_random_seed = gym.utils.seeding.np_random(int(seed))
+            self._stream = random.fold(random.seed_key(int(seed), self.device), index)
+        else:
+            if len(seed) != self.num_envs:
+                raise ValueError(f"got {len(seed)} seeds for {self.num_envs} environments; give one seed or one each")
+            self._stream = random.fold(random.seed_key(torch.tensor(seed), self.device), 0)
+        self._episode = torch.zeros_like(index)
+
+    def _key(self, step: int | Tensor) -> Tensor:
+        return random.fold(self._stream, self._episode, step)
+
+    def _checked(self, actions: Any) -> Tensor:
+        """Actions as a tensor on the device; those that come from the host are checked against the space."""
+        if not isinstance(actions, Tensor):
+            actions = torch.as_tensor(np.asarray(actions))
+        space = self.single_action_space
+        if actions.shape != (self.num_envs, *space.shape):
+            raise ValueError(
+                f"actions have shape {tuple(actions.shape)}; expected {(self.num_envs, *space.shape)} for {space}"
+            )
+        on_host = actions.device.type == "cpu"
+        if isinstance(space, gym.spaces.Discrete) and on_host and not bool(((actions >= 0) & (actions < space.n)).all()):
+            raise ValueError(f"actions reach from {int(actions.min())} to {int(actions.max())}; expected 0 to {space.n - 1}")
+        return actions.to(self.device)
+
+
+def _where(mask: Tensor, chosen: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: torch.where(mask.reshape(-1, *(1,) * (value.dim() - 1)), chosen[name], value)
+        for name, value in other.items()
+    }
+
+
+class SingleEnv(gym.Env[Any, Any]):
+    """One copy of a batched environment as a plain Gymnasium environment with numpy observations.
+
+    Args:
+        batched: the environment, with ``num_envs=1`` and no time limit of its own.
+    """
+
+    def __init__(self, batched: BatchedEnv):
+        self.batched = batched
+        self.metadata = batched.metadata
+        self.render_mode = batched.render_mode
+        self.observation_space = batched.single_observation_space
+        self.action_space = batched.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start a new episode; ``options`` are those of the batched environment, with or without the axis B = 1."""
+        super().reset(seed=seed)
+        observation, info = self.batched.reset(seed=seed, options=options)
+        return _first(observation), _first(info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One step; ``truncated`` is left to Gymnasium's TimeLimit."""
+        actions = np.asarray(action)[None]
+        observation, reward, terminated, truncated, info = self.batched.step(actions)
+        return _first(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
+
+    def render(self) -> np.ndarray | None:  # type: ignore[override]
+        """The picture (H, W, 3) uint8, or None if no render mode was asked for."""
+        images = self.batched.render()
+        return None if images is None else images[0]
+
+
+def _first(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _first(item) for name, item in value.items()}
+    return value[0].cpu().numpy()

@@ -1,0 +1,142 @@
+"""Checkpoints: written aside and renamed, weights as safetensors, the rest as JSON and plain tensors.
+
+``run/checkpoints/step_000001000/`` holds model.safetensors, trainer_<rank>.pt and meta.json. No pickle is ever executed:
+trainer state is read with ``weights_only=True``.
+"""
+
+import io
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from lightning_fabric import Fabric
+from safetensors import SafetensorError
+from torch import nn
+
+from .errors import UserError
+
+FORMAT = "worldmodels checkpoint"
+VERSION = 1
+KEEP = 2
+
+
+def write_aside(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all: aside first, flushed to disk, then renamed."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with aside.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def folder(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return run / "checkpoints" / f"step_{step:012d}"
+
+
+def latest(run: Path) -> Path | None:
+    """The newest whole checkpoint of a run, or None."""
+    whole = [path for path in (run / "checkpoints").glob("step_*") if (path / "meta.json").is_file()]
+    return max(whole, default=None)
+
+
+def save(
+    run: Path, step: int, model: nn.Module, optimizer: Any, generator: torch.Generator, fabric: Fabric
+) -> None:
+    """Write the checkpoint of a step; every process calls it, the first one renames it into place.
+
+    An interruption at any point leaves the checkpoints written before as they were.
+    """
+    target = folder(run, step)
+    aside = target.with_name(f".{target.name}.partial")
+    if fabric.is_global_zero:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    fabric.barrier()
+    state = {
+        "optimizer": optimizer.state_dict(),
+        "batches": generator.get_state(),
+        "noise": torch.get_rng_state(),
+        "device_noise": torch.cuda.get_rng_state(fabric.device) if fabric.device.type == "cuda" else None,
+    }
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_aside(aside / f"trainer_{fabric.global_rank}.pt", buffer.getvalue())
+    fabric.barrier()
+    if fabric.is_global_zero:
+        weights = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
+        write_aside(aside / "model.safetensors", safetensors.torch.save(weights))
+        meta = {"format": FORMAT, "version": VERSION, "step": step, "processes": fabric.world_size}
+        write_aside(aside / "meta.json", json.dumps(meta).encode())
+        shutil.rmtree(target, ignore_errors=True)
+        aside.rename(target)
+        for old in sorted((run / "checkpoints").glob("step_*"))[:-KEEP]:
+            shutil.rmtree(old, ignore_errors=True)
+    fabric.barrier()
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """The meta data of a checkpoint folder.
+
+    Raises:
+        UserError: not a checkpoint of ours.
+    """
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a checkpoint of worldmodels ({error}); give a run folder of ours") from error
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT or meta.get("version") != VERSION:
+        raise UserError(f"{path} is a checkpoint of another program or release; expected {FORMAT} version {VERSION}")
+    return meta
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Put a checkpoint's weights into a model of the same shape.
+
+    Raises:
+        UserError: damaged, or made by another model.
+    """
+    read_meta(path)
+    try:
+        weights = safetensors.torch.load_file(path / "model.safetensors")
+        model.load_state_dict(weights)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path / 'model.safetensors'} cannot be read ({error}); use an older checkpoint") from error
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise UserError(f"{path} was made by another model than its config.yaml says: {first}") from error
+
+
+def restore(run: Path, model: nn.Module, optimizer: Any, generator: torch.Generator, rank: int) -> int:
+    """Bring model, optimiser and random states back to the newest checkpoint; returns its step, 0 if there is none.
+
+    Raises:
+        UserError: damaged or foreign, or written by another number of processes.
+    """
+    path = latest(run)
+    if path is None:
+        return 0
+    meta = read_meta(path)
+    load_weights(path, model)
+    file = path / f"trainer_{rank}.pt"
+    if not file.is_file():
+        raise UserError(f"{file} is missing: the run had {meta['processes']} processes; resume it with as many")
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(state["optimizer"])
+        generator.set_state(state["batches"])
+        torch.set_rng_state(state["noise"])
+        if state["device_noise"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["device_noise"])
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
+        raise UserError(f"{file} cannot be read ({str(error).splitlines()[0]}); it is damaged or not ours") from error
+    return int(meta["step"])

@@ -1,0 +1,351 @@
+"""The command line: arguments to calls, no logic."""
+
+import difflib
+import errno
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+USAGE = """usage: worldmodels COMMAND [key=value ...] [--debug]
+
+  train            train a world model:      worldmodels train experiment=block_physics core=snps size=cpu seed=0
+  evaluate         score a run:              worldmodels evaluate run=runs/...
+  rollout          draw what a run imagines: worldmodels rollout run=runs/... episode=3
+  collect          record episodes:          worldmodels collect env=worldmodels/Shapes-v0 path=data/shapes episodes=100
+  import-cswm      convert C-SWM's HDF5:     worldmodels import-cswm file=shapes_train.h5 path=data/shapes action_size=20
+  compare          one table of runs:        worldmodels compare runs=[runs/a,runs/b]
+  envs             the environments that can be named
+  cores            the cores that can be named
+  check            check a plug-in:          worldmodels check pkg:MyEnv-v0   |   worldmodels check core=my.module:MyCore
+
+worldmodels COMMAND --help lists what a command takes. --debug shows the traceback of an error.
+"""
+
+
+@dataclass
+class CollectArguments:
+    """Record episodes of any Gymnasium environment."""
+
+    env: str = "???"
+    path: str = "???"
+    episodes: int = 100
+    steps: int | None = None
+    seed: int = 0
+    num_envs: int | None = None
+    policy: str | None = None
+    drop_invalid: bool = False
+    resize: list[int] | None = None
+    device: str = "cpu"
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ImportArguments:
+    """Convert episodes in C-SWM's HDF5 format (needs the extra 'data')."""
+
+    file: str = "???"
+    path: str = "???"
+    action_size: int = 0
+    actions_per_object: int | None = None
+
+
+@dataclass
+class EvaluateArguments:
+    """Score a run; ``data`` names other episodes than the run's own test episodes."""
+
+    run: str = "???"
+    data: str | None = None
+
+
+@dataclass
+class RolloutArguments:
+    """Draw a run's pictures for one test episode."""
+
+    run: str = "???"
+    episode: int = 0
+
+
+@dataclass
+class CompareArguments:
+    """One table of the evaluations of several runs."""
+
+    runs: list[str] = field(default_factory=list)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, or 2 for something the user can mend."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    given = [word for word in given if word != "--debug"]
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if given[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("worldmodels"))
+        return 0
+    name, rest = given[0], given[1:]
+    try:
+        if name not in COMMANDS:
+            close = difflib.get_close_matches(name, COMMANDS, n=1)
+            raise UserError(f"unknown command {name!r}; " + (f"did you mean {close[0]!r}?" if close else "see --help"))
+        COMMANDS[name](rest)
+        return 0
+    except KeyboardInterrupt:
+        line = "interrupted; what was saved is whole, go on with 'worldmodels train resume=<the run folder>'"
+        if debug:
+            raise
+    except UserError as error:
+        line = str(error)
+        if debug:
+            raise
+    except ModuleNotFoundError as error:
+        line = f"the module {error.name!r} is not installed; {_extra(error.name)}"
+        if debug:
+            raise
+    except OSError as error:
+        full = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a file is too large"}
+        if debug or error.errno not in full:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        line = f"{full[error.errno]}{where}; make room and go on with resume=<the run folder>; older checkpoints are whole"
+    print(f"worldmodels: {' '.join(line.split())}", file=sys.stderr)
+    return 2
+
+
+def _extra(module: str | None) -> str:
+    extras = {"h5py": "data", "flatland": "flatland", "s2clientprotocol": "starcraft"}
+    extra = extras.get((module or "").split(".")[0])
+    return f"pip install 'worldmodels[{extra}]'" if extra else f"pip install {module}"
+
+
+def _parsed(schema: type, words: list[str]) -> Any:
+    """key=value words as an instance of a schema; ``--help`` prints it."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if any(word in ("-h", "--help") for word in words):
+        print(schema.__doc__)
+        for item in fields(schema):
+            default = "required" if item.default == "???" else item.default
+            default = "" if not isinstance(default, (str, int, float, bool, type(None))) else f"  ({default})"
+            print(f"  {item.name}={default}")
+        raise SystemExit(0)
+    config = OmegaConf.structured(schema)
+    known = [item.name for item in fields(schema)]
+    for word in words:
+        key, separator, _ = word.partition("=")
+        if not separator:
+            raise UserError(f"got {word!r}; expected key=value with one of {', '.join(known)}")
+        if key.split(".")[0] not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+            raise UserError(f"unknown key {key!r}; {hint}")
+    try:
+        merged = OmegaConf.merge(config, OmegaConf.from_dotlist(words))
+        missing = OmegaConf.missing_keys(merged)
+        if missing:
+            raise UserError(f"{sorted(missing)[0]}= is missing; see --help")
+        return OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{getattr(error, 'full_key', '')}: {str(error).splitlines()[0]}") from error
+
+
+def _train(words: list[str]) -> None:
+    import rich
+
+    from .hydra_entry import train_command
+    from .report.tables import scores
+
+    for run in train_command(words):
+        if run is None:
+            continue
+        result = run.evaluate(quiet=not run.config["logger"]["progress"])
+        name = result["core"].lower()
+        rich.print(scores({name: result}, f"{run.config['env']['id']}: held-out episodes, percent"))
+        _print_alarms(result)
+        if run.config["logger"]["figures"]:
+            for path in run.draw():
+                print(path)
+        print(f"run: {run.path}")
+
+
+def _evaluate(words: list[str]) -> None:
+    import rich
+
+    from .report.tables import scores
+    from .run import EVALUATION, load
+
+    arguments = _parsed(EvaluateArguments, words)
+    run = load(arguments.run)
+    result = run.evaluate(arguments.data, quiet=False)
+    rich.print(scores({result["core"].lower(): result}, f"{arguments.run}: held-out episodes, percent"))
+    _print_alarms(result)
+    if arguments.data is None:
+        print(run.path / EVALUATION)
+
+
+def _print_alarms(result: dict[str, Any]) -> None:
+    print(f"effective rank of the slots {result['effective_rank']:.2f}, variance {result['variance']:.3g}")
+    for alarm in result["alarms"]:
+        print(f"ALARM {alarm}")
+
+
+def _compare(words: list[str]) -> None:
+    import json
+
+    import rich
+
+    from .report.tables import scores
+    from .run import EVALUATION
+
+    arguments = _parsed(CompareArguments, words)
+    evaluations = {}
+    for path in arguments.runs:
+        file = Path(path) / EVALUATION
+        if not file.is_file():
+            raise UserError(f"{file} does not exist; run 'worldmodels evaluate run={path}' first")
+        evaluations[Path(path).name] = json.loads(file.read_text(encoding="utf-8"))
+    if not evaluations:
+        raise UserError("no runs were named; give runs=[runs/a,runs/b]")
+    rich.print(scores(evaluations, "held-out episodes, percent"))
+
+
+def _rollout(words: list[str]) -> None:
+    from .run import load
+
+    arguments = _parsed(RolloutArguments, words)
+    try:
+        paths = load(arguments.run).draw(quiet=False, episode=arguments.episode)
+    except IndexError as error:
+        raise UserError(f"episode={arguments.episode}: {error}") from error
+    for path in paths:
+        print(path)
+
+
+def _collect(words: list[str]) -> None:
+    from .data.collect import collect
+    from .logging import progress_bar
+
+    arguments = _parsed(CollectArguments, words)
+    policy = _imported(arguments.policy) if arguments.policy else None
+    with progress_bar("collecting") as bar:
+        task = bar.add_task("", total=arguments.episodes, note="episodes")
+        episodes = collect(
+            arguments.env,
+            arguments.path,
+            episodes=arguments.episodes,
+            steps=arguments.steps,
+            seed=arguments.seed,
+            num_envs=arguments.num_envs,
+            policy=policy,
+            drop_invalid=arguments.drop_invalid,
+            resize=tuple(arguments.resize) if arguments.resize else None,
+            env_kwargs=arguments.env_kwargs,
+            device=arguments.device,
+            progress=lambda done, _: bar.update(task, completed=done),
+        )
+    print(f"{arguments.path}: {len(episodes)} episodes, {episodes.num_transitions} transitions")
+
+
+def _import_cswm(words: list[str]) -> None:
+    from .data.importers import import_cswm
+
+    arguments = _parsed(ImportArguments, words)
+    episodes = import_cswm(
+        arguments.file,
+        arguments.path,
+        action_size=arguments.action_size,
+        actions_per_object=arguments.actions_per_object,
+    )
+    print(f"{arguments.path}: {len(episodes)} episodes, {episodes.num_transitions} transitions")
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    """What ``module:name`` names."""
+    import importlib
+
+    module, separator, name = path.partition(":")
+    _see_folder()
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{path!r} cannot be imported ({error}); write module:name") from error
+
+
+def _see_folder() -> None:
+    """Let modules in the present folder be imported, after everything installed."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def _envs(words: list[str]) -> None:
+    import gymnasium as gym
+    import rich
+    from rich.table import Table
+
+    from .data.collect import register_plugins
+
+    before = set(gym.registry)
+    register_plugins()
+    shown = sorted(name for name in gym.registry if name.startswith("worldmodels/") or name not in before)
+    table = Table("id", "from", "step limit")
+    for name in shown:
+        spec = gym.spec(name)
+        table.add_row(name, str(spec.entry_point).split(":")[0], str(spec.max_episode_steps))
+    rich.print(table)
+    print(f"and any other Gymnasium id ({len(gym.registry)} registered here), or package:Id-v0")
+
+
+def _cores(words: list[str]) -> None:
+    import rich
+    from hydra.utils import get_class
+    from rich.table import Table
+
+    from .config import offered, options_of
+    from .cores import CORES
+
+    table = Table("name", "what it is", "options")
+    for name, entry in offered("cores", CORES).items():
+        try:
+            core = get_class(entry["_target_"])
+        except (ImportError, ValueError, AttributeError) as error:
+            table.add_row(name, f"cannot be imported: {str(error.__cause__ or error).splitlines()[0]}", "")
+            continue
+        options = ", ".join(f"{key}={value}" for key, value in options_of(core).items())
+        table.add_row(name, (core.__doc__ or "").strip().splitlines()[0].split(":")[0], options)
+    rich.print(table)
+
+
+def _check(words: list[str]) -> None:
+    from .check import check_core, check_env
+
+    if len(words) != 1:
+        raise UserError("give one thing to check: an environment id, or core=module:Class")
+    _see_folder()
+    kind, separator, path = words[0].partition("=")
+    problems = check_core(_imported(path)) if separator and kind == "core" else check_env(words[0].removeprefix("env="))
+    for problem in problems:
+        print(f"MEND {problem}")
+    if problems:
+        raise UserError(f"{words[0]}: {len(problems)} thing{'s' * (len(problems) > 1)} to mend")
+    print(f"{words[0]}: all checks passed")
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train,
+    "evaluate": _evaluate,
+    "rollout": _rollout,
+    "collect": _collect,
+    "import-cswm": _import_cswm,
+    "compare": _compare,
+    "envs": _envs,
+    "cores": _cores,
+    "check": _check,
+}

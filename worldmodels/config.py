@@ -1,0 +1,187 @@
+"""The configuration of ``train``: its schema, and the groups made from constructors.
+
+Defaults live in the constructors; the groups ``core``, ``encoder``, ``objective`` and ``trainer`` are read off their
+signatures, so every option can be set by name and an unknown one is an error. YAML files list differences only.
+"""
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.utils import get_class
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from .cores import CORES
+from .encoders import ENCODERS
+from .errors import UserError
+from .losses import contrastive
+from .training import TrainerSettings
+
+
+@dataclass
+class EnvConfig:
+    """Which environment; ``resize`` is (height, width) of pictures, or None."""
+
+    id: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    resize: list[int] | None = None
+
+
+@dataclass
+class SplitConfig:
+    """A data set: a folder, or how to collect it (again and again found by its settings)."""
+
+    path: str | None = None
+    episodes: int = 1000
+    steps: int | None = 100
+    seed: int = 1
+
+
+@dataclass
+class DataConfig:
+    """Training and test episodes; ``dir`` is where collected ones are kept."""
+
+    dir: str = "data"
+    train: SplitConfig = field(default_factory=SplitConfig)
+    test: SplitConfig = field(default_factory=lambda: SplitConfig(episodes=1000, steps=10, seed=3))
+    drop_invalid: bool = False
+    num_envs: int | None = None
+
+
+@dataclass
+class EvaluationConfig:
+    """What is scored after training; ``limit`` uses the first so many test episodes."""
+
+    horizons: list[int] = field(default_factory=lambda: [1, 5, 10])
+    burn_in: int | None = None
+    limit: int | None = None
+
+
+@dataclass
+class LoggerConfig:
+    """What a run writes besides metrics.jsonl and TensorBoard events."""
+
+    progress: bool = True
+    figures: bool = True
+
+
+@dataclass
+class TrainConfig:
+    """Everything ``train`` can be told."""
+
+    experiment: str = "any"
+    size: str = "cpu"
+    seed: int = 0
+    run: str = MISSING
+    resume: str = MISSING
+    env: EnvConfig = field(default_factory=EnvConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    encoder: dict[str, Any] = field(default_factory=dict)
+    core: dict[str, Any] = field(default_factory=dict)
+    objective: dict[str, Any] = field(default_factory=dict)
+    memory: str = "none"
+    action_to: str | None = None
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+
+def options_of(target: Any) -> dict[str, Any]:
+    """The keyword-only arguments of a callable and their defaults."""
+    parameters = inspect.signature(target).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def offered(group: str, table: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Our table of a group and what installed packages add under the entry point ``worldmodels.<group>``."""
+    names = {name: dict(entry) for name, entry in table.items()}
+    for entry in entry_points(group=f"worldmodels.{group}"):
+        names.setdefault(entry.name, {"_target_": entry.value.replace(":", ".")})
+    return names
+
+
+def register() -> None:
+    """Put schema and groups where Hydra finds them."""
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=TrainConfig)
+    for name, entry in offered("cores", CORES).items():
+        node = {"slot_size": None, **_constructor(entry["_target_"]), **entry}
+        store.store(group="core", name=name, node=node)
+    for name, entry in offered("encoders", ENCODERS).items():
+        node = {"num_slots": 5, "slot_size": 4, **_constructor(entry["_target_"]), **entry}
+        store.store(group="encoder", name=name, node=node)
+    for group, sizes in (("core", {"slot_size": None}), ("encoder", {"num_slots": 5, "slot_size": 4})):
+        store.store(group=group, name="custom", node={"_target_": MISSING, **sizes})
+    draws = ("episode", "step", "generator")
+    objective = {name: value for name, value in options_of(contrastive).items() if name not in draws}
+    store.store(group="objective", name="contrastive", node=objective)
+
+
+def _constructor(path: str) -> dict[str, Any]:
+    try:
+        return options_of(get_class(path))
+    except (ImportError, ValueError, TypeError, AttributeError):
+        return {}  # a broken plug-in must not stop those who do not use it; using it gives the import error
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A composed config as plain values, without the keys that only say where it runs."""
+    values: dict[str, Any] = OmegaConf.to_container(config, resolve=True, enum_to_str=True)  # type: ignore[assignment]
+    return {key: value for key, value in values.items() if key not in ("run", "resume", "hydra")}
+
+
+def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any:
+    """Call the constructor a config's ``_target_`` names.
+
+    Raises:
+        UserError: no such thing, an option it does not take, or a value it refuses.
+    """
+    options = {key: value for key, value in config.items() if key != "_target_"} | more
+    path = config.get("_target_")
+    if not path or path == MISSING:
+        raise UserError(f"{what}._target_ is not set; give the path of a class, like {what}._target_=my.module.Name")
+    try:
+        target = get_class(path)
+    except (ImportError, ValueError, AttributeError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(f"{what}._target_={path} cannot be imported: {reason}") from error
+    known = options_of(target)
+    for key in options:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known) or 'no options'}"
+            raise UserError(f"{target.__name__} does not take {what}.{key}; {hint}")
+    try:
+        return target(*sizes, **options)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{what} {target.__name__}: {str(error).splitlines()[0]}") from error
+
+
+def user_error(error: BaseException) -> UserError | None:
+    """Hydra's and OmegaConf's errors about what the user wrote, as one line; None if it is something else."""
+    if not isinstance(error, (HydraException, OmegaConfBaseException)):
+        return None
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MissingConfigException) and cause.options is not None:
+            asked = str(cause.missing_cfg_file)
+            close = difflib.get_close_matches(asked.split("/")[-1], cause.options, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(cause.options))}"
+            return UserError(f"unknown choice {asked!r}; {hint}")
+        if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
+            parent = cause.parent_node
+            known = [str(key) for key in parent] if parent is not None and OmegaConf.is_dict(parent) else []
+            close = difflib.get_close_matches(str(cause.key), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+            return UserError(f"unknown key {cause.full_key or cause.key!r}; {hint}")
+        cause = cause.__cause__ or cause.__context__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
+    hint = " (check the spelling of the override)" if isinstance(error, ConfigCompositionException) else ""
+    return UserError(f"{key}{lines[0] if lines else type(error).__name__}{hint}")

@@ -1,0 +1,215 @@
+"""Neural Production Systems: a few rules, each applied to one slot in the light of one other slot.
+
+Goyal et al. 2021, "Neural Production Systems", section 3, Algorithms 1 (sequential) and 2 (parallel).
+
+The first ``slot_size`` features of a token are the slot V_i; the rest (the action) is attached to it unchanged at every
+stage, and rules change the slot alone: the paper's Table 7 lets a rule's output be as long as V, action included, but an
+action is not state.
+
+Departures:
+- Step 3 queries with W^q in section 3.1 and with a matrix of its own in the algorithms; we follow the algorithms.
+- The keys that choose a context and those the null rule is compared with are both called W~^k in Algorithm 2; we give
+  each its own matrix.
+- The authors' released code has keys per slot, which ties the model to one number of slots; ours are shared, as in the
+  paper, so the number of slots may change after training.
+- The authors' code leaves the Gumbel noise on at evaluation; we choose by argmax there.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import hard_choice
+from ..core import State, Tokens
+from ..grouped import GroupedMLP
+
+
+class _Rules(nn.Module):
+    """The rules R_i = (embedding, MLP_i), the choice of a context and the application of a rule (steps 3 and 4)."""
+
+    def __init__(self, token_size: int, slot_size: int, num_rules: int, rule_size: int, key_size: int, hidden_size: int):
+        super().__init__()
+        self.embeddings = nn.Parameter(torch.randn(num_rules, rule_size))
+        self.mlps = GroupedMLP(num_rules, 2 * token_size, hidden_size, slot_size)
+        self.rule_key = nn.Linear(rule_size, key_size, bias=False)  # W^k
+        self.slot_query = nn.Linear(token_size, key_size, bias=False)  # W^q
+        self.context_query = nn.Linear(token_size, key_size, bias=False)  # W~^q
+        self.context_key = nn.Linear(token_size, key_size, bias=False)  # W~^k
+
+    def match(self, tokens: Tensor) -> Tensor:
+        """How well each rule fits each token, ``(B, K, N)``: ``q_j k_i`` of step 2."""
+        return self.slot_query(tokens) @ self.rule_key(self.embeddings).T
+
+    def context_scores(self, primary: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """How well each token fits as context of each primary, ``(B, P, K)``: ``q_{r,p} k_j`` of step 3."""
+        scores = self.context_query(primary) @ self.context_key(tokens).transpose(1, 2)
+        return scores if mask is None else scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
+
+    def apply(self, primary: Tensor, context: Tensor, rule: Tensor) -> Tensor:
+        """Step 4: the chosen rule's MLP on ``[V_p, V_c]``, ``(B, P, D)``; ``rule (B, P, N)`` is one-hot."""
+        pair = torch.cat([primary, context], dim=-1)
+        outputs = self.mlps(pair[..., None, :].expand(*pair.shape[:-1], rule.shape[-1], -1))
+        return (rule[..., None] * outputs).sum(-2)
+
+
+class SNPS(nn.Module):
+    """Sequential NPS: at each stage one (slot, rule) pair is chosen and only that slot changes (Algorithm 1).
+
+    ``p, r = argmax_{j,i}(q_j k_i + gamma)``, ``c = argmax_j(q_{r,p} k_j + gamma)``,
+    ``V_p <- V_p + MLP_r([V_p, V_c])``, repeated ``num_stages`` times.
+
+    Args:
+        token_size: slot and attached action.
+        num_slots: M in the paper; any other number may be given later.
+        slot_size: D.
+        num_rules: N.
+        num_stages: K in the paper, how many rules are applied one after another at each time step. One stage changes
+            one slot, so a push, which moves two blocks, needs two.
+        rule_size: size of a rule's embedding; 64 in the paper's physics experiments.
+        key_size: of queries and keys; 32 in the paper.
+        hidden_size: of a rule's MLP; 128 in the paper.
+        temperature: of the Gumbel softmax; 1 in the paper.
+        score_dropout: probability of dropping a (slot, rule) score in training; 0.35 in the paper's arithmetic task.
+    """
+
+    def __init__(
+        self,
+        token_size: int,
+        num_slots: int,
+        slot_size: int,
+        *,
+        num_rules: int = 1,
+        num_stages: int = 1,
+        rule_size: int = 64,
+        key_size: int = 32,
+        hidden_size: int = 128,
+        temperature: float = 1.0,
+        score_dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.token_size = token_size
+        self.num_slots = num_slots
+        self.slot_size = slot_size
+        self.num_stages = num_stages
+        self.temperature = temperature
+        self.rules = _Rules(token_size, slot_size, num_rules, rule_size, key_size, hidden_size)
+        self.score_dropout = nn.Dropout(score_dropout)
+
+    def initial_state(self, batch_size: int, slots: Tensor | None = None) -> State:
+        """The empty state: this core has no memory."""
+        return {}
+
+    def prepare(self, tokens: Tokens) -> Tokens:
+        """Nothing: the tokens hold the slots themselves."""
+        return tokens
+
+    def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
+        """The change of every slot over all stages, ``(B, K, D)``, and the empty state."""
+        return self._run(tokens)[0], state
+
+    def _run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+        slots, attached = tokens.features.split([self.slot_size, self.token_size - self.slot_size], dim=-1)
+        start = slots
+        chosen = []
+        for _ in range(self.num_stages):
+            features = torch.cat([slots, attached], dim=-1)
+            scores = self.score_dropout(self.rules.match(features))
+            if tokens.mask is not None:
+                scores = scores.masked_fill(~tokens.mask[..., None], torch.finfo(scores.dtype).min)
+            choice = hard_choice(scores.flatten(1), noise=self.training, temperature=self.temperature)
+            choice = choice.view_as(scores)  # (B, K, N), a single one
+            primary_slot, rule = choice.sum(2), choice.sum(1)  # (B, K), (B, N)
+            primary = primary_slot[:, None] @ features  # (B, 1, F)
+            context_slot = hard_choice(
+                self.rules.context_scores(primary, features, tokens.mask),
+                noise=self.training,
+                temperature=self.temperature,
+            )
+            change = self.rules.apply(primary, context_slot @ features, rule[:, None])  # (B, 1, D)
+            slots = slots + primary_slot[..., None] * change
+            chosen.append((rule.argmax(-1), primary_slot.argmax(-1), context_slot[:, 0].argmax(-1)))
+        rule_index, primary_index, context_index = (torch.stack(part, dim=1) for part in zip(*chosen, strict=True))
+        return slots - start, {"rule": rule_index, "primary": primary_index, "context": context_index}
+
+    def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
+        """Per stage, ``(B, stages)``: "rule", the slot it changed ("primary") and the one it looked at ("context")."""
+        return self._run(tokens)[1]
+
+
+class PNPS(nn.Module):
+    """Parallel NPS: every slot chooses a rule, or the Null rule and stays as it is (Algorithm 2).
+
+    ``P = {j : R_a k_j + gamma > R_null k_j + gamma}``, ``r_p = argmax_i(q_p k_i + gamma)``,
+    ``c_p = argmax_j(q_p k_j + gamma)``, ``V_p <- V_p + MLP_{r_p}([V_p, V_{c_p}])`` for all p of P at once.
+
+    Args:
+        token_size: slot and attached action.
+        num_slots: M in the paper; any other number may be given later.
+        slot_size: D.
+        num_rules: N, the Null rule not counted.
+        num_stages: how often the procedure is repeated at each time step; 1 in the paper.
+        rule_size: size of a rule's embedding.
+        key_size: of queries and keys; 32 in the paper.
+        hidden_size: of a rule's MLP; 128 in the paper.
+        temperature: of the Gumbel softmax; 1 in the paper.
+    """
+
+    def __init__(
+        self,
+        token_size: int,
+        num_slots: int,
+        slot_size: int,
+        *,
+        num_rules: int = 1,
+        num_stages: int = 1,
+        rule_size: int = 64,
+        key_size: int = 32,
+        hidden_size: int = 128,
+        temperature: float = 1.0,
+    ):
+        super().__init__()
+        self.token_size = token_size
+        self.num_slots = num_slots
+        self.slot_size = slot_size
+        self.num_stages = num_stages
+        self.temperature = temperature
+        self.rules = _Rules(token_size, slot_size, num_rules, rule_size, key_size, hidden_size)
+        self.any_rule = nn.Linear(num_rules * rule_size, key_size, bias=False)  # W^{R_a}
+        self.null_rule = nn.Parameter(torch.randn(key_size) / key_size**0.5)  # R_Null
+        self.null_key = nn.Linear(token_size, key_size, bias=False)  # the other W~^k
+
+    def initial_state(self, batch_size: int, slots: Tensor | None = None) -> State:
+        """The empty state: this core has no memory."""
+        return {}
+
+    def prepare(self, tokens: Tokens) -> Tokens:
+        """Nothing: the tokens hold the slots themselves."""
+        return tokens
+
+    def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
+        """The change of every slot, ``(B, K, D)``, zero where the Null rule was chosen, and the empty state."""
+        return self._run(tokens)[0], state
+
+    def _run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+        slots, attached = tokens.features.split([self.slot_size, self.token_size - self.slot_size], dim=-1)
+        start = slots
+        noise = {"noise": self.training, "temperature": self.temperature}
+        chosen = []
+        for _ in range(self.num_stages):
+            features = torch.cat([slots, attached], dim=-1)
+            any_rule = self.any_rule(self.rules.embeddings.flatten())
+            keys = self.null_key(features)
+            applies = hard_choice(torch.stack([keys @ any_rule, keys @ self.null_rule], dim=-1), **noise)[..., 0]  # (B, K)
+            if tokens.mask is not None:
+                applies = applies * tokens.mask
+            rule = hard_choice(self.rules.match(features), **noise)  # (B, K, N)
+            context_slot = hard_choice(self.rules.context_scores(features, features, tokens.mask), **noise)  # (B, K, K)
+            change = self.rules.apply(features, context_slot @ features, rule)
+            slots = slots + applies[..., None] * change
+            null = applies.detach().round() == 0
+            chosen.append((rule.argmax(-1).masked_fill(null, -1), context_slot.argmax(-1).masked_fill(null, -1)))
+        rule_index, context_index = (torch.stack(part, dim=1) for part in zip(*chosen, strict=True))
+        return slots - start, {"rule": rule_index, "context": context_index}
+
+    def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
+        """Per stage and slot, ``(B, stages, K)``: the "rule" that changed it and its "context"; -1 for the Null rule."""
+        return self._run(tokens)[1]

@@ -1,0 +1,346 @@
+"""Collect episodes from any Gymnasium environment."""
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torch import Tensor
+
+from .. import envs as _our_envs  # noqa: F401  registers worldmodels/... ids
+from ..errors import UserError, nearest
+from .episodes import Episodes, EpisodesWriter
+
+Policy = Callable[[Any, dict[str, Any]], Any]
+"""Observations and infos of a batch in, actions of the batch out."""
+
+OUR_NAMESPACE = "worldmodels/"
+_BUFFER_BYTES = 1 << 30
+
+
+def register_plugins() -> None:
+    """Load what installed packages offer under the entry point ``worldmodels.envs`` (a module, or a callable to call)."""
+    for entry in entry_points(group="worldmodels.envs"):
+        loaded = entry.load()
+        if callable(loaded):
+            loaded()
+
+
+def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
+    """The registered specification of an id; ``package:Namespace/Name-v0`` imports the package first.
+
+    Raises:
+        UserError: no such environment.
+    """
+    register_plugins()
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise UserError(f"environment {env_id!r}: no module {error.name!r}; install it, or check the name") from error
+    elif name.startswith(("MiniGrid-", "BabyAI-")):
+        importlib.import_module("minigrid")
+    elif name.startswith("ALE/"):
+        gym.register_envs(importlib.import_module("ale_py"))
+    if name not in gym.registry:
+        raise UserError(f"unknown environment {env_id!r}; {nearest(name, gym.registry)}")
+    return gym.spec(name)
+
+
+def make_envs(
+    env_id: str,
+    num_envs: int,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    device: str = "cpu",
+) -> VectorEnv[Any, Any, Any]:
+    """A vector environment of any id: ours in one batch on the device, others as ``SyncVectorEnv`` with autoreset.
+
+    MiniGrid and BabyAI ids get RGB pictures of the agent's view; a Dict observation with an entry "image" gives that
+    entry, any other Dict or Tuple of vectors is flattened.
+
+    Raises:
+        UserError: no such environment, or it refuses the options.
+    """
+    spec = find_spec(env_id)
+    kwargs = dict(env_kwargs or {})
+    if max_episode_steps is not None:
+        kwargs["max_episode_steps"] = max_episode_steps
+    try:
+        if spec.id.startswith(OUR_NAMESPACE) and spec.vector_entry_point is not None:
+            return gym.make_vec(
+                spec.id, num_envs=num_envs, vectorization_mode="vector_entry_point", device=device, **kwargs
+            )
+        return gym.vector.SyncVectorEnv([lambda: _single(spec.id, kwargs)] * num_envs)
+    except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
+        raise UserError(f"environment {env_id!r} with {kwargs}: {str(error).splitlines()[0]}") from error
+
+
+def _single(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+    env = gym.make(env_id, **kwargs)
+    if env_id.startswith(("MiniGrid-", "BabyAI-")):
+        from minigrid.wrappers import RGBImgPartialObsWrapper
+
+        env = RGBImgPartialObsWrapper(env)
+    space = env.observation_space
+    if isinstance(space, gym.spaces.Dict) and "image" in space.spaces:
+        picture = space["image"]
+        return gym.wrappers.TransformObservation(env, _image, picture)
+    if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
+        return gym.wrappers.FlattenObservation(env)
+    return env
+
+
+def _image(observation: dict[str, Any]) -> Any:
+    return observation["image"]
+
+
+def action_spec(space: gym.Space[Any], actions_per_object: int | None = None) -> dict[str, Any]:
+    """An action space in JSON: what a manifest says and a model is built from.
+
+    Raises:
+        UserError: not Discrete, MultiDiscrete or Box.
+    """
+    if isinstance(space, gym.spaces.Discrete):
+        if space.start != 0:
+            raise UserError(f"action space {space} does not start at 0; wrap it so that it does")
+        spec: dict[str, Any] = {"kind": "discrete", "sizes": [int(space.n)]}
+        if actions_per_object is not None:
+            spec["per_object"] = int(actions_per_object)
+        return spec
+    if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return {"kind": "discrete", "sizes": [int(n) for n in space.nvec]}
+    if isinstance(space, gym.spaces.Box):
+        return {"kind": "box", "sizes": [int(np.prod(space.shape))]}
+    raise UserError(f"action space {space} is not supported; expected Discrete, MultiDiscrete or Box")
+
+
+def collect(
+    env_id: str,
+    path: str | Path,
+    *,
+    episodes: int,
+    steps: int | None = None,
+    seed: int = 0,
+    num_envs: int | None = None,
+    policy: Policy | None = None,
+    drop_invalid: bool = False,
+    resize: tuple[int, int] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> Episodes:
+    """Record episodes of a random policy, or of a callable, into a folder.
+
+    Every copy of the environment records an equal share of the episodes, so long episodes are not passed over for short
+    ones. All three autoreset modes of Gymnasium's vector environments are understood.
+
+    Args:
+        env_id: any Gymnasium id.
+        path: folder to write; it must not exist.
+        episodes: how many.
+        steps: transitions after which an episode is cut; None for the environment's own limit.
+        seed: of the environment and of the random policy.
+        num_envs: copies run side by side; None chooses.
+        policy: observations and infos of the batch in, actions out; None for uniformly random actions.
+        drop_invalid: leave out transitions whose info says "invalid", as the published block-pushing scripts do.
+        resize: (height, width) to which pictures are brought, with antialiasing.
+        env_kwargs: keyword arguments of the environment.
+        device: where our own environments run.
+        progress: called with (episodes recorded, episodes wanted).
+
+    Returns:
+        The episodes, memory-mapped.
+
+    Raises:
+        UserError: unknown environment or option, no step limit, an observation space that is no single array.
+    """
+    if episodes < 1 or (steps is not None and steps < 1):
+        raise UserError(f"episodes is {episodes} and steps {steps}; both must be at least 1")
+    spec = find_spec(env_id)
+    limit = steps if steps is not None else (env_kwargs or {}).get("max_episode_steps", spec.max_episode_steps)
+    if limit is None:
+        raise UserError(f"{env_id} has no step limit of its own; say how long an episode may be with steps=")
+    # Dropped transitions count for the environment's clock, not for ours.
+    own_limit = limit + math.ceil(0.1 * limit) + 5 if drop_invalid else limit
+    ours = spec.id.startswith(OUR_NAMESPACE)
+    if num_envs is None:
+        num_envs = min(episodes, 1024 if ours else 16)
+    probe = make_envs(env_id, 1, env_kwargs=env_kwargs, device=device)
+    space = probe.single_observation_space
+    per_object = probe.metadata.get("actions_per_object")
+    actions = action_spec(probe.single_action_space, per_object)
+    probe.close()
+    if isinstance(space, gym.spaces.Dict) and "image" in space.spaces:
+        space = space["image"]
+    if not isinstance(space, (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
+        raise UserError(f"{env_id} observes {space}; expected a picture, a vector, or a Dict with one of them")
+    row_bytes = int(np.prod(space.shape, dtype=np.int64)) * np.dtype(space.dtype).itemsize
+    num_envs = max(1, min(num_envs, _BUFFER_BYTES // max(1, row_bytes * (limit + 1))))
+    envs = make_envs(env_id, num_envs, env_kwargs=env_kwargs, max_episode_steps=own_limit, device=device)
+    about = {
+        "env_id": env_id,
+        "env_kwargs": dict(env_kwargs or {}),
+        "seed": seed,
+        "episodes": episodes,
+        "steps": steps,
+        "drop_invalid": drop_invalid,
+        "resize": list(resize) if resize else None,
+        "action": actions,
+        "policy": "random" if policy is None else f"{policy.__module__}:{getattr(policy, '__qualname__', policy)}",
+    }
+    try:
+        with EpisodesWriter(path, about) as writer:
+            _record(envs, writer, episodes, limit, seed, policy, drop_invalid, resize, progress)
+    finally:
+        envs.close()
+    return Episodes.load(path, verify=False)
+
+
+def _record(
+    envs: VectorEnv[Any, Any, Any],
+    writer: EpisodesWriter,
+    episodes: int,
+    limit: int,
+    seed: int,
+    policy: Policy | None,
+    drop_invalid: bool,
+    resize: tuple[int, int] | None,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    B = envs.num_envs
+    mode = envs.metadata["autoreset_mode"]
+    envs.action_space.seed(seed)
+    quota = np.full(B, episodes // B) + (np.arange(B) < episodes % B)
+    raw, info = envs.reset(seed=seed)
+    buffers = _Buffers(B, limit, resize)
+    buffers.begin(np.ones(B, dtype=bool), raw, info)
+    fresh = np.zeros(B, dtype=bool)  # NEXT_STEP: this step only starts the next episode
+    while quota.any():
+        actions = envs.action_space.sample() if policy is None else policy(raw, info)
+        if mode == AutoresetMode.DISABLED and fresh.any():
+            raw, info = envs.reset(options={"reset_mask": fresh})
+            buffers.begin(fresh, raw, info)
+            fresh = np.zeros(B, dtype=bool)
+            continue
+        raw, rewards, terminated, truncated, info = envs.step(actions)
+        terminated, truncated = _numpy(terminated).astype(bool), _numpy(truncated).astype(bool)
+        done = terminated | truncated
+        if mode == AutoresetMode.SAME_STEP and done.any():
+            arrived, arrived_info = _final(raw, info, done)
+        else:
+            arrived, arrived_info = raw, info
+        kept = ~fresh
+        if drop_invalid:
+            if "invalid" not in info:
+                raise UserError("drop_invalid was asked for, but this environment's info has no 'invalid'")
+            kept &= ~_numpy(info["invalid"]).astype(bool)
+        kept &= (buffers.length < limit) & (quota > 0)
+        if mode == AutoresetMode.NEXT_STEP and fresh.any():
+            buffers.begin(fresh, raw, info)
+        buffers.add(kept, arrived, arrived_info, actions, rewards, terminated, truncated)
+        ended = (done | (buffers.length >= limit)) & ~fresh & ~buffers.written
+        for b in np.flatnonzero(ended & (quota > 0)):
+            if buffers.length[b] > 0:
+                writer.append(buffers.episode(b))
+                quota[b] -= 1
+                if progress is not None:
+                    progress(len(writer.lengths), episodes)
+        buffers.written |= ended
+        if mode == AutoresetMode.SAME_STEP:
+            buffers.begin(done, raw, info)
+        else:
+            fresh = done
+
+
+def _final(raw: Any, info: dict[str, Any], done: np.ndarray) -> tuple[Any, dict[str, Any]]:
+    """SAME_STEP: the observation and info of the step itself, where ``raw`` already shows the next episode."""
+    final = np.array(_numpy(raw["image"] if isinstance(raw, dict) else raw))
+    for b in np.flatnonzero(done):
+        final_obs = info["final_obs"][b]
+        final[b] = final_obs["image"] if isinstance(final_obs, dict) else final_obs
+    merged = {key: value for key, value in info.items() if not key.startswith("final_")}
+    for key, value in info.get("final_info", {}).items():
+        if key in merged and not key.startswith("_"):
+            merged[key] = np.array(merged[key])
+            merged[key][done] = np.asarray(value)[done]
+    return final, merged
+
+
+def _numpy(value: Any) -> np.ndarray:
+    return value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+class _Buffers:
+    """The episodes under way, one row of fixed arrays a copy, filled at each copy's own cursor."""
+
+    def __init__(self, num_envs: int, limit: int, resize: tuple[int, int] | None):
+        self.num_envs = num_envs
+        self.limit = limit
+        self.resize = resize
+        self.length = np.zeros(num_envs, dtype=np.int64)
+        self.written = np.zeros(num_envs, dtype=bool)
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def _put(self, name: str, rows: np.ndarray, at: np.ndarray, value: Any) -> None:
+        value = _numpy(value)
+        if value.dtype == object or len(value) != self.num_envs:
+            return
+        if name not in self.arrays:
+            if self.arrays and name.startswith("info/") and not np.array_equal(rows, np.arange(self.num_envs)):
+                pass
+            shape = (self.num_envs, self.limit + 1, *value.shape[1:])
+            self.arrays[name] = np.zeros(shape, value.dtype)
+        self.arrays[name][rows, at] = value[rows]
+
+    def _put_observation(self, rows: np.ndarray, at: np.ndarray, raw: Any, info: dict[str, Any]) -> None:
+        picture = raw["image"] if isinstance(raw, dict) else raw
+        if self.resize is not None:
+            picture = resized(torch.as_tensor(_numpy(picture)), self.resize)
+        self._put("observations", rows, at, picture)
+        for key, value in info.items():
+            if not key.startswith(("_", "final_")) and isinstance(value, (np.ndarray, Tensor)):
+                self._put(f"info/{key}", rows, at, value)
+
+    def begin(self, mask: np.ndarray, raw: Any, info: dict[str, Any]) -> None:
+        """Start an episode in the copies of the mask."""
+        rows = np.flatnonzero(mask)
+        for array in self.arrays.values():
+            array[rows] = 0
+        self.length[rows] = 0
+        self.written[rows] = False
+        self._put_observation(rows, self.length[rows], raw, info)
+
+    def add(
+        self, mask: np.ndarray, raw: Any, info: dict[str, Any], actions: Any, rewards: Any, terminated: Any, truncated: Any
+    ) -> None:
+        """Add a transition in the copies of the mask: the action at the old row, the observation at the next."""
+        rows = np.flatnonzero(mask)
+        at = self.length[rows]
+        for name, value in (("actions", actions), ("terminated", terminated), ("truncated", truncated)):
+            self._put(name, rows, at, value)
+        self._put("rewards", rows, at, _numpy(rewards).astype(np.float32))
+        self._put_observation(rows, at + 1, raw, info)
+        self.length[rows] += 1
+
+    def episode(self, row: int) -> dict[str, np.ndarray]:
+        """The finished episode of a copy."""
+        return {name: array[row, : self.length[row] + 1] for name, array in self.arrays.items()}
+
+
+def resized(pictures: Tensor, size: tuple[int, int]) -> Tensor:
+    """Pictures ``(B, H, W, C)`` uint8 brought to (height, width) with antialiasing."""
+    if pictures.dim() != 4 or pictures.dtype != torch.uint8:
+        raise UserError(f"resize is for pictures (B, H, W, C) uint8; these are {tuple(pictures.shape)} {pictures.dtype}")
+    channels_first = pictures.permute(0, 3, 1, 2)
+    small = torch.nn.functional.interpolate(channels_first, size=list(size), mode="bilinear", antialias=True)
+    return small.permute(0, 2, 3, 1).contiguous()

@@ -1,0 +1,230 @@
+"""Episodes: the container of recorded experience, on disk and on the device."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ..errors import UserError
+
+FORMAT = "worldmodels episodes"
+VERSION = 1
+MANIFEST = "manifest.json"
+
+
+class Paths(NamedTuple):
+    """Stretches of episodes, time-major.
+
+    Args:
+        observations: ``(h + 1, B, ...)`` as the environment gave them.
+        actions: ``(h, B, ...)``; action t led from observation t to t + 1.
+        episode: ``(B,)``, the episode each stretch is from.
+        step: ``(B,)``, where in the episode it begins.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    episode: Tensor
+    step: Tensor
+
+
+class Episodes:
+    """Recorded episodes as a few long arrays: row ``starts[e] + t`` is step t of episode e.
+
+    An episode of n transitions has n + 1 rows, so that its last observation has a place; of that last row, the action,
+    reward and flags are zero. ``info`` arrays stand beside the observation they came with: what a step did (like
+    "moved") is in the row that the step led to.
+
+    Args:
+        arrays: "observations", "actions", "rewards", "terminated", "truncated" and "info/..." entries, each with one
+            row per observation.
+        lengths: transitions per episode, ``(E,)``.
+        about: where the data are from: "env_id", "env_kwargs", "seed", "action_space", "actions_per_object" ...
+    """
+
+    def __init__(self, arrays: Mapping[str, Tensor], lengths: Tensor, about: Mapping[str, Any]):
+        self.arrays = dict(arrays)
+        self.device = self.arrays["observations"].device
+        self.lengths = lengths.to(self.device)
+        self.starts = torch.cumsum(self.lengths + 1, 0) - (self.lengths + 1)
+        self.about = dict(about)
+        rows = int((self.lengths + 1).sum())
+        for name, array in self.arrays.items():
+            if len(array) != rows:
+                raise UserError(f"array {name!r} has {len(array)} rows; {len(lengths)} episodes have {rows}")
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_transitions(self) -> int:
+        """Transitions in all episodes."""
+        return int(self.lengths.sum())
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """Shape of one observation."""
+        return tuple(self.arrays["observations"].shape[1:])
+
+    def to(self, device: torch.device | str) -> "Episodes":
+        """The same episodes resident on a device."""
+        arrays = {name: array.to(device) for name, array in self.arrays.items()}
+        return Episodes(arrays, self.lengths.to(device), self.about)
+
+    def rows(self, name: str, episode: Tensor, step: Tensor) -> Tensor:
+        """Entries of one array by index gather; ``episode`` and ``step`` broadcast."""
+        return self.arrays[name][self.starts[episode] + step]
+
+    def paths(self, episode: Int[Tensor, " B"], step: Int[Tensor, " B"], horizon: int) -> Paths:
+        """Stretches of ``horizon`` transitions beginning at the given steps, by index gather.
+
+        Raises:
+            ValueError: a stretch would leave its episode.
+        """
+        if bool((step + horizon > self.lengths[episode]).any()) or bool((step < 0).any()):
+            raise ValueError(f"a path of {horizon} transitions leaves its episode")
+        time = torch.arange(horizon + 1, device=self.device)[:, None]
+        return Paths(
+            observations=self.rows("observations", episode, step + time),
+            actions=self.rows("actions", episode, step + time[:-1]),
+            episode=episode,
+            step=step,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write to a folder, aside first and renamed when whole."""
+        with EpisodesWriter(path, self.about) as writer:
+            for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+                rows = slice(start, start + length + 1)
+                writer.append({name: array[rows].cpu().numpy() for name, array in self.arrays.items()})
+
+    @classmethod
+    def load(cls, path: str | Path, *, verify: bool = True) -> "Episodes":
+        """Open a folder written by ``save`` or ``collect``, memory-mapped; ``.to(device)`` makes it resident.
+
+        Args:
+            path: the folder.
+            verify: compare every array with its checksum, about a second per gigabyte.
+
+        Raises:
+            UserError: no such folder, not ours, truncated or edited.
+        """
+        path = Path(path)
+        manifest = _read_manifest(path)
+        arrays = {}
+        try:
+            for name, entry in manifest["arrays"].items():
+                arrays[name] = _map_array(path / entry["file"], entry, verify)
+            lengths = torch.tensor(manifest["lengths"], dtype=torch.int64)
+            about = manifest["about"]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path / MANIFEST} lacks {error}; collect the data again") from error
+        return cls(arrays, lengths, about)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise UserError(f"no data at {path}; expected a folder written by 'worldmodels collect'")
+    if not (path / MANIFEST).is_file():
+        raise UserError(f"{path} holds no {MANIFEST}; expected a folder written by 'worldmodels collect'")
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path / MANIFEST} is not JSON ({error}); collect the data again") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise UserError(f"{path / MANIFEST} is not a manifest of {FORMAT}; was this folder written by another program?")
+    if manifest.get("version") != VERSION:
+        raise UserError(f"{path} has format version {manifest.get('version')}; this release reads {VERSION}")
+    return manifest
+
+
+def _map_array(file: Path, entry: dict[str, Any], verify: bool) -> Tensor:
+    dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
+    expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = file.stat().st_size if file.is_file() else -1
+    if size != expected:
+        found = "is missing" if size < 0 else f"has {size} bytes"
+        raise UserError(f"{file} {found}; its manifest says {expected}: the data are truncated, collect them again")
+    if verify:
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if digest != entry["sha256"]:
+            raise UserError(f"{file} does not match its checksum: the data were edited or damaged, collect them again")
+    if expected == 0:
+        return torch.from_numpy(np.zeros(shape, dtype))
+    return torch.from_numpy(np.memmap(file, dtype=dtype, mode="c", shape=shape))
+
+
+class EpisodesWriter:
+    """Writes episodes one after another; the folder takes its name only when all is written.
+
+    Args:
+        path: the folder to make; it must not exist.
+        about: what the manifest says about the data, JSON values.
+    """
+
+    def __init__(self, path: str | Path, about: Mapping[str, Any]):
+        self.path = Path(path)
+        if self.path.exists():
+            raise UserError(f"{self.path} exists already; remove it or choose another path")
+        self.about = dict(about)
+        self.lengths: list[int] = []
+        self._aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        self._streams: dict[str, Any] = {}
+        self._entries: dict[str, dict[str, Any]] = {}
+        self._digests: dict[str, Any] = {}
+
+    def __enter__(self) -> "EpisodesWriter":
+        self._aside.mkdir(parents=True)
+        return self
+
+    def append(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Add an episode: arrays of n + 1 rows each."""
+        rows = {len(array) for array in arrays.values()}
+        if len(rows) != 1:
+            raise ValueError(f"arrays of an episode have {sorted(rows)} rows; they must have equally many")
+        if self._entries and set(arrays) != set(self._entries):
+            raise ValueError(f"an episode has arrays {sorted(arrays)}; those before had {sorted(self._entries)}")
+        for name, array in arrays.items():
+            array = np.ascontiguousarray(array)
+            if name not in self._entries:
+                file = name.replace("/", "_") + ".bin"
+                self._streams[name] = (self._aside / file).open("wb")
+                self._entries[name] = {"file": file, "dtype": array.dtype.str, "shape": [0, *array.shape[1:]]}
+                self._digests[name] = hashlib.sha256()
+            entry = self._entries[name]
+            if array.dtype.str != entry["dtype"] or list(array.shape[1:]) != entry["shape"][1:]:
+                raise ValueError(
+                    f"{name} has {array.dtype.str} {array.shape[1:]}; before it was {entry['dtype']} {entry['shape'][1:]}"
+                )
+            data = array.tobytes()
+            self._streams[name].write(data)
+            self._digests[name].update(data)
+            entry["shape"][0] += len(array)
+        self.lengths.append(rows.pop() - 1)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for stream in self._streams.values():
+            stream.close()
+        if error is not None:
+            shutil.rmtree(self._aside, ignore_errors=True)
+            return
+        for name, entry in self._entries.items():
+            entry["sha256"] = self._digests[name].hexdigest()
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "about": self.about,
+            "lengths": self.lengths,
+            "arrays": self._entries,
+        }
+        (self._aside / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        self._aside.rename(self.path)

@@ -1,0 +1,15 @@
+"""The one error of ours: something the user can mend."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """What was received, what was expected and what to do, in one line; commands print it and exit with code 2."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error line about an unknown name: the nearest known one, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"

@@ -1,0 +1,80 @@
+"""What a run writes while it works: metrics.jsonl, TensorBoard events and a progress bar."""
+
+import json
+import sys
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+
+from .checkpoints import write_aside
+
+METRICS = "metrics.jsonl"
+
+
+def progress_bar(description: str) -> Progress:
+    """A progress bar with count, speed and time left; it draws nothing where output is no terminal."""
+    return Progress(
+        TextColumn(description),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        disable=not sys.stderr.isatty(),
+        transient=False,
+    )
+
+
+def read_metrics(run: Path) -> list[dict[str, float]]:
+    """The lines of a run's metrics.jsonl; a line cut short by a kill is left out."""
+    lines = []
+    if (run / METRICS).is_file():
+        for line in (run / METRICS).read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+    return lines
+
+
+class RunLog:
+    """Writes metrics of a run; what lies after ``step``, from before a kill, is cut off.
+
+    Args:
+        run: the run's folder.
+        step: the step the run starts or resumes from.
+        steps: the step it ends at.
+        quiet: no progress bar.
+    """
+
+    def __init__(self, run: Path, step: int, steps: int, *, quiet: bool = False):
+        kept = [line for line in read_metrics(run) if line["step"] <= step]
+        run.mkdir(parents=True, exist_ok=True)
+        write_aside(run / METRICS, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        self._file = (run / METRICS).open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(run), purge_step=step + 1)
+        self._progress = progress_bar("training")
+        self._progress.disable |= quiet
+        self._progress.start()
+        self._task = self._progress.add_task("", total=steps, completed=step, note="")
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """One line of metrics at a step."""
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+        if "wm/loss" in values:
+            note = f"loss {values['wm/loss']:.4f}, {values['time/transitions_per_second']:,.0f} transitions/s"
+            self._progress.update(self._task, note=note)
+
+    def advance(self, step: int) -> None:
+        """Move the progress bar."""
+        self._progress.update(self._task, completed=step)
+
+    def close(self) -> None:
+        """Close files and the bar."""
+        self._progress.stop()
+        self._board.close()
+        self._file.close()

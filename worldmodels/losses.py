@@ -1,0 +1,140 @@
+"""Losses of world models: pure functions of tensors."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+NEGATIVES = ("cswm", "paper", "time_aligned")
+
+
+def energy(slots: Float[Tensor, "*B K D"], target: Float[Tensor, "*B K D"], sigma: float = 0.5) -> Float[Tensor, "*B"]:
+    """Squared distance of two sets of aligned slots: ``H = 1 / (2 sigma^2) * 1/K sum_k ||z_k - z'_k||^2``.
+
+    C-SWM's equation 5 with the scale and the mean over slots of the authors' code (the paper writes the squared
+    Euclidean distance without a scale).
+
+    Args:
+        slots: ``(..., K, D)``.
+        target: ``(..., K, D)``.
+        sigma: scale; 0.5 in the authors' code, which makes the factor 2.
+
+    Returns:
+        ``(...)``.
+    """
+    return (0.5 / sigma**2) * (slots - target).square().sum(-1).mean(-1)
+
+
+class ContrastiveLoss(NamedTuple):
+    """The contrastive loss and its two terms, scalars; ``total = positive + negative``."""
+
+    total: Tensor
+    positive: Tensor
+    negative: Tensor
+
+
+def draw_negatives(
+    episode: Int[Tensor, " B"],
+    step: Int[Tensor, " B"],
+    *,
+    time_aligned: bool = False,
+    in_episode: float = 0.0,
+    self_pairs: bool = False,
+    generator: torch.Generator | None = None,
+) -> Int[Tensor, " B"]:
+    """For each row of a batch, the row that serves as its negative.
+
+    A share ``in_episode`` of the rows gets another step of the same episode, uniformly; the others get any other row
+    (the authors permute the batch; ours never pairs a row with itself) or, ``time_aligned``, a row of another episode at
+    the same step (Biza et al. 2021). A row for which the batch holds no such partner gets any other row.
+
+    Args:
+        episode: which episode each row is from, ``(B,)``.
+        step: which step of it, ``(B,)``.
+        time_aligned: negatives across episodes have the same step.
+        in_episode: share of negatives from the same episode, 0 to 1.
+        self_pairs: allow a row to be its own negative, as the authors' permutation does.
+        generator: source of the draws, on the rows' device.
+
+    Returns:
+        Row numbers, ``(B,)``.
+
+    Raises:
+        ValueError: a share outside [0, 1], or a single row.
+    """
+    B = len(episode)
+    if B < 2 and not self_pairs:
+        raise ValueError("a batch of one row has no negative; draw at least two")
+    if not 0.0 <= in_episode <= 1.0:
+        raise ValueError(f"in_episode is {in_episode}; it is a share, so give 0 to 1")
+    same_episode = episode[:, None] == episode
+    other_step = step[:, None] != step
+    another_row = ~torch.eye(B, dtype=torch.bool, device=episode.device)
+    everything = torch.ones_like(another_row)
+    across = ~same_episode & ~other_step if time_aligned else everything if self_pairs else another_row
+    inside = same_episode & (everything if self_pairs else other_step)
+    drawn = torch.rand(B, generator=generator, device=episode.device)
+    candidates = torch.where((drawn < in_episode)[:, None], inside, across)
+    fallback = everything if self_pairs else another_row
+    candidates = torch.where(candidates.any(1, keepdim=True), candidates, fallback)
+    order = torch.rand(B, B, generator=generator, device=episode.device)
+    return order.masked_fill_(~candidates, -1.0).argmax(dim=1)
+
+
+def contrastive(
+    slots: Float[Tensor, "B K D"],
+    pred_slots: Float[Tensor, "B K D"],
+    next_slots: Float[Tensor, "B K D"],
+    *,
+    episode: Int[Tensor, " B"] | None = None,
+    step: Int[Tensor, " B"] | None = None,
+    negatives: str = "cswm",
+    in_episode: float = 0.0,
+    hinge: float = 1.0,
+    sigma: float = 0.5,
+    self_pairs: bool = False,
+    generator: torch.Generator | None = None,
+) -> ContrastiveLoss:
+    """C-SWM's contrastive loss: ``L = H + max(0, gamma - H~)`` averaged over the batch (eq. 6).
+
+    ``H = energy(pred_slots, next_slots)``. The negative is another row n of the batch (``draw_negatives``):
+
+    - "cswm", the authors' code: ``H~ = energy(z_t, z_t[n])``.
+    - "paper", equation 5: ``H~ = energy(z~, z_{t+1})`` with ``z~ = z_t[n]``.
+    - "time_aligned", Biza et al. 2021: as "cswm", with n at the same step of another episode.
+
+    Args:
+        slots: encoded observations z_t, ``(B, K, D)``.
+        pred_slots: predicted next slots, ``(B, K, D)``.
+        next_slots: encoded next observations z_{t+1}, ``(B, K, D)``.
+        episode: ``(B,)``; None: every row is from an episode of its own.
+        step: ``(B,)``; None: all rows are at the same step.
+        negatives: which form, see above.
+        in_episode: share of negatives from the same episode. With none, an encoder of worlds whose looks change from
+            episode to episode learns to tell episodes apart, not states.
+        hinge: gamma.
+        sigma: scale of the energy.
+        self_pairs: allow a row to be its own negative.
+        generator: source of the draws.
+
+    Returns:
+        The loss and its two terms.
+    """
+    if negatives not in NEGATIVES:
+        raise ValueError(f"negatives is {negatives!r}; expected one of {list(NEGATIVES)}")
+    B = len(slots)
+    episode = torch.arange(B, device=slots.device) if episode is None else episode
+    step = torch.zeros(B, dtype=torch.int64, device=slots.device) if step is None else step
+    row = draw_negatives(
+        episode,
+        step,
+        time_aligned=negatives == "time_aligned",
+        in_episode=in_episode,
+        self_pairs=self_pairs,
+        generator=generator,
+    )
+    anchor = next_slots if negatives == "paper" else slots
+    positive = energy(pred_slots, next_slots, sigma).mean()
+    negative = torch.relu(hinge - energy(anchor, slots[row], sigma)).mean()
+    return ContrastiveLoss(positive + negative, positive, negative)

@@ -1,0 +1,247 @@
+"""A run: what ``train`` makes and ``load`` opens again, a folder."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
+
+from . import checkpoints
+from .config import build, plain
+from .data.collect import collect
+from .data.episodes import Episodes
+from .errors import UserError
+from .evaluation import evaluate
+from .logging import progress_bar, read_metrics
+from .report import figures
+from .training import TrainerSettings, train
+from .world_model import WorldModel, attached_size
+
+CONFIG = "config.yaml"
+EVALUATION = "evaluation.json"
+
+
+def build_model(config: Mapping[str, Any], observation_shape: tuple[int, ...], action: Mapping[str, Any]) -> WorldModel:
+    """The world model a config describes, for data of this shape.
+
+    Raises:
+        UserError: an encoder that cannot take these observations, an unknown option.
+    """
+    encoder_config, core_config = dict(config["encoder"]), dict(config["core"])
+    num_slots, slot_size = encoder_config.pop("num_slots"), encoder_config.pop("slot_size")
+    encoder = build("encoder", encoder_config, tuple(observation_shape), num_slots, slot_size)
+    action_to = config["action_to"] or ("slot" if action.get("per_object") else "copy")
+    token_size = slot_size + attached_size(action, action_to, num_slots)
+    core_slot_size = core_config.pop("slot_size", None) or slot_size
+    core = build("core", core_config, token_size, num_slots, core_slot_size)
+    return WorldModel(encoder, core, action=action, action_to=action_to, memory=config["memory"])
+
+
+def split(config: Mapping[str, Any], which: str, *, quiet: bool = False) -> Episodes:
+    """The "train" or "test" episodes of a config: opened, or collected if these settings never were.
+
+    Raises:
+        UserError: missing or damaged data, an unknown environment.
+    """
+    data, env = config["data"], config["env"]
+    chosen = data[which]
+    if chosen["path"] is not None:
+        return Episodes.load(chosen["path"])
+    if env["id"] is None:
+        raise UserError("no environment was named; give env.id=<a Gymnasium id>, or experiment=block_physics")
+    settings = {
+        "env_id": env["id"],
+        "env_kwargs": env["kwargs"],
+        "resize": env["resize"],
+        "episodes": chosen["episodes"],
+        "steps": chosen["steps"],
+        "seed": chosen["seed"],
+        "drop_invalid": data["drop_invalid"],
+        "num_envs": data["num_envs"],
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+    path = Path(data["dir"]) / f"{re.sub(r'[^A-Za-z0-9]+', '-', env['id']).strip('-')}-{which}-{digest}"
+    if path.exists():
+        return Episodes.load(path)
+    with progress_bar(f"collecting {which}") as bar:
+        bar.disable |= quiet
+        task = bar.add_task("", total=chosen["episodes"], note="episodes")
+        return collect(
+            **(settings | {"resize": tuple(env["resize"]) if env["resize"] else None}),
+            path=path,
+            progress=lambda done, _: bar.update(task, completed=done),
+        )
+
+
+class Run:
+    """A trained world model and its folder.
+
+    Args:
+        path: the folder.
+        config: what it was trained with.
+        model: the model.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any], model: WorldModel):
+        self.path = path
+        self.config = config
+        self.model = model
+
+    def evaluate(self, data: str | Path | Episodes | None = None, *, quiet: bool = True) -> dict[str, Any]:
+        """Score the model on held-out episodes and write ``evaluation.json``.
+
+        Args:
+            data: episodes or their folder; None for the test episodes of the run's config (other episodes are scored
+                without writing).
+            quiet: no progress bar.
+
+        Returns:
+            The scores, see ``worldmodels.evaluation.evaluate``.
+        """
+        own = data is None
+        episodes = split(self.config, "test", quiet=quiet) if data is None else data
+        if not isinstance(episodes, Episodes):
+            episodes = Episodes.load(episodes)
+        require_same_kind(self.model, episodes)
+        with progress_bar("encoding") as bar:
+            bar.disable |= quiet
+            task = bar.add_task("", total=None, note="frames")
+            result = evaluate(
+                self.model,
+                episodes,
+                **self.config["evaluation"],
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        if own:
+            checkpoints.write_aside(self.path / EVALUATION, json.dumps(result, indent=1).encode())
+        return result
+
+    @torch.no_grad()
+    def rollout(self, observations: Any, actions: Any) -> Tensor:
+        """Imagine from observations: predicted slots after each action.
+
+        Args:
+            observations: the present, one frame ``(...)`` or a batch ``(B, ...)``, as the environment gives them.
+            actions: ``(T,)`` or ``(T, B)`` integers, or with an action axis, as the environment takes them.
+
+        Returns:
+            Slots ``(T, K, D)``, or ``(T, B, K, D)`` for a batch.
+        """
+        device = next(self.model.parameters()).device
+        frames = torch.as_tensor(np.asarray(observations)).to(device)
+        moves = torch.as_tensor(np.asarray(actions)).to(device)
+        single = frames.dim() == len(self.model.encoder.observation_shape)
+        if single:
+            frames, moves = frames[None], moves[:, None]
+        if len(moves.shape) < 2 or moves.shape[1] != len(frames):
+            raise UserError(f"{len(frames)} observations, but actions of shape {tuple(moves.shape)}; expected (T, B, ...)")
+        imagined = self.model.rollout(self.model.encode(frames), moves)
+        return imagined[:, 0] if single else imagined
+
+    def draw(self, *, quiet: bool = True, episode: int = 0) -> list[Path]:
+        """Write the run's pictures into ``figures/`` and return their paths."""
+        folder = self.path / "figures"
+        folder.mkdir(exist_ok=True)
+        horizons = self.config["evaluation"]["horizons"]
+        episodes = split(self.config, "test", quiet=quiet)
+        written = [figures.rollout(self.model, episodes, folder / "rollout.png", steps=max(horizons), episode=episode)]
+        written.append(figures.horizons(self.model, episodes, folder / "horizons.png", steps=max(horizons)))
+        metrics = read_metrics(self.path)
+        if metrics:
+            written.append(figures.curves(metrics, folder / "curves.png"))
+        choices = figures.choices(self.model, episodes, folder / "choices.png", steps=max(horizons), episode=episode)
+        return written + ([choices] if choices else [])
+
+
+def require_same_kind(model: WorldModel, episodes: Episodes) -> None:
+    """Refuse data whose observations or actions are not the model's.
+
+    Raises:
+        UserError: they differ.
+    """
+    expected = tuple(model.encoder.observation_shape)
+    if episodes.observation_shape != expected:
+        raise UserError(f"the data show {episodes.observation_shape}, the model takes {expected}")
+    if episodes.about.get("action") != model.action:
+        raise UserError(f"the data have actions {episodes.about.get('action')}, the model takes {model.action}")
+
+
+def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) -> Run:
+    """Collect, train, evaluate and draw: everything ``worldmodels train`` does.
+
+    Args:
+        config: a composed config in plain values.
+        path: the run's folder.
+        resume: go on with the run in that folder.
+
+    Raises:
+        UserError: something the user can mend.
+    """
+    if not resume and checkpoints.latest(path) is not None:
+        raise UserError(f"{path} holds a run already; go on with resume={path}, or choose another folder")
+    quiet = not config["logger"]["progress"]
+    torch.manual_seed(config["seed"])
+    data = split(config, "train", quiet=quiet)
+    if "action" not in data.about:
+        raise UserError("these data do not say what their actions are; collect or import them again")
+    test = split(config, "test", quiet=quiet)
+    model = build_model(config, data.observation_shape, data.about["action"])
+    require_same_kind(model, test)
+    path.mkdir(parents=True, exist_ok=True)
+    about = {"observation_shape": list(data.observation_shape), "action": data.about["action"]}
+    if not resume:
+        saved = OmegaConf.to_yaml(OmegaConf.create({**config, "model": about}))
+        checkpoints.write_aside(path / CONFIG, saved.encode())
+    settings = TrainerSettings(**config["trainer"])
+
+    def score(model: WorldModel) -> dict[str, float]:
+        result = evaluate(model, test, **(config["evaluation"] | {"limit": settings.evaluate_episodes}))
+        values = {}
+        for h, entry in result["all"].items():
+            values |= {f"wm/hits@1/h{h}": entry["h@1"], f"wm/mrr/h{h}": entry["mrr"], f"wm/copy_hits@1/h{h}": entry["copy_h@1"]}
+            values[f"wm/in_episode_hits@1/h{h}"] = result["in_episode"][h]["h@1"]
+        return values
+
+    train(
+        model,
+        data,
+        settings,
+        path,
+        objective=dict(config["objective"]),
+        seed=config["seed"],
+        evaluate=score,
+        resume=resume,
+        quiet=quiet,
+    )
+    return Run(path, config, model.cpu().eval())
+
+
+def load(path: str | Path) -> Run:
+    """Open a run folder: its config, and the model at its newest checkpoint.
+
+    Raises:
+        UserError: no run there, or a damaged or foreign one.
+    """
+    path = Path(path)
+    if not (path / CONFIG).is_file():
+        raise UserError(f"no run at {path}: it has no {CONFIG}; give the folder that 'worldmodels train' printed")
+    try:
+        config = plain(OmegaConf.load(path / CONFIG))
+        about = config["model"]
+        model = build_model(config, tuple(about["observation_shape"]), about["action"])
+    except UserError:
+        raise
+    except (OmegaConfBaseException, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{path / CONFIG} is not the config of a run of ours ({str(error).splitlines()[0]})") from error
+    newest = checkpoints.latest(path)
+    if newest is None:
+        raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
+    checkpoints.load_weights(newest, model)
+    return Run(path, config, model.eval())

@@ -1,0 +1,271 @@
+"""The training loop of world models."""
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from . import checkpoints
+from .data.episodes import Episodes, Paths
+from .errors import UserError
+from .logging import RunLog
+from .losses import contrastive
+from .world_model import WorldModel
+
+
+@dataclass
+class TrainerSettings:
+    """How long and how fast; the defaults are C-SWM's.
+
+    Args:
+        steps: gradient steps.
+        batch_size: transitions a step, over all processes.
+        window: transitions in a row that are drawn together; above 1 the model is trained on sequences.
+        imagine: within a window, predict each step from the prediction before it.
+        starts_per_episode: windows of one episode drawn together; a negative from the same episode needs at least 2.
+        learning_rate: of Adam.
+        warmup_steps: steps over which the learning rate rises from 0.
+        schedule: "constant", or "cosine" down to 0 at the last step.
+        clip_norm: largest norm of the gradient; 0 for no limit.
+        log_every: steps between two lines of metrics.
+        evaluate_every: steps between two short evaluations; 0 for none.
+        evaluate_episodes: test episodes a short evaluation uses.
+        checkpoint_every: steps between two checkpoints; the last step always has one.
+        accelerator: Fabric's: "cpu", "cuda", "auto".
+        devices: processes on this machine; with torchrun, what it started.
+        precision: Fabric's: "32-true", "bf16-mixed" ...
+        tf32: let matrix products on a GPU use TF32.
+        threads: CPU threads; 0 leaves torch's choice.
+    """
+
+    steps: int = 10_000
+    batch_size: int = 1024
+    window: int = 1
+    imagine: bool = False
+    starts_per_episode: int = 1
+    learning_rate: float = 5e-4
+    warmup_steps: int = 0
+    schedule: str = "constant"
+    clip_norm: float = 0.0
+    log_every: int = 50
+    evaluate_every: int = 0
+    evaluate_episodes: int = 500
+    checkpoint_every: int = 1000
+    accelerator: str = "auto"
+    devices: int = 1
+    precision: str = "32-true"
+    tf32: bool = False
+    threads: int = 0
+
+
+def learning_rate(step: int, settings: TrainerSettings) -> float:
+    """The learning rate of a step: linear warm-up, then constant or a half cosine down to 0."""
+    warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
+    if settings.schedule == "constant":
+        return settings.learning_rate * warm
+    return settings.learning_rate * warm * 0.5 * (1.0 + math.cos(math.pi * step / settings.steps))
+
+
+def draw_paths(
+    episodes: Episodes,
+    batch_size: int,
+    window: int,
+    starts_per_episode: int,
+    *,
+    time_aligned: bool,
+    generator: torch.Generator,
+) -> Paths:
+    """A batch of windows: ``batch_size / window`` of them, ``starts_per_episode`` from each episode drawn.
+
+    Episodes are drawn with replacement in proportion to their windows; the starts within one are different steps while it has
+    enough. ``time_aligned`` uses the same starts in all episodes.
+
+    Departure: C-SWM's authors pass through the data in shuffled epochs; we draw with replacement, because a batch then
+    is a function of the generator alone and a killed run resumes exactly.
+
+    Args:
+        episodes: the data.
+        batch_size: transitions.
+        window: transitions in a row.
+        starts_per_episode: windows of each episode.
+        time_aligned: same starts everywhere.
+        generator: source of the draws, on the data's device.
+    """
+    possible = (episodes.lengths - window + 1).clamp(min=0)
+    S = starts_per_episode
+    groups = max(1, batch_size // (window * S))
+    episode = torch.multinomial(possible.double(), groups, replacement=True, generator=generator)
+    count = possible[episode]
+    if time_aligned:
+        count = count.min().expand(groups)
+    # S different starts: S draws in order, each from those left (the sorted-spacing form of drawing without replacement).
+    fraction = torch.rand(1 if time_aligned else groups, S, generator=generator, device=episodes.device).sort(dim=1).values
+    room = (count - S + 1).clamp(min=1)[:, None]
+    step = (fraction * room).long().clamp(max=room - 1) + torch.arange(S, device=episodes.device)
+    step = step.minimum(count[:, None] - 1)
+    return episodes.paths(episode.repeat_interleave(S), step.flatten(), window)
+
+
+def train(
+    model: WorldModel,
+    data: Episodes,
+    settings: TrainerSettings,
+    run: Path,
+    *,
+    objective: dict[str, Any],
+    seed: int,
+    evaluate: Callable[[WorldModel], dict[str, float]] | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> WorldModel:
+    """Train a world model contrastively, writing metrics and checkpoints into a run folder.
+
+    Args:
+        model: the model.
+        data: training episodes.
+        settings: how long and how fast.
+        run: the run's folder.
+        objective: keyword arguments of ``losses.contrastive``.
+        seed: of batches, negatives and the model's own noise.
+        evaluate: called every ``evaluate_every`` steps; what it returns is logged.
+        resume: go on from the folder's last checkpoint, exactly as if the run had never stopped.
+        quiet: no progress bar.
+
+    Returns:
+        The trained model.
+
+    Raises:
+        UserError: a loss that is not finite, data too short for the window.
+    """
+    check(settings, data, objective)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    torch.backends.cuda.matmul.allow_tf32 = settings.tf32
+    fabric = Fabric(accelerator=settings.accelerator, devices=settings.devices, precision=settings.precision)  # type: ignore[arg-type]
+    fabric.launch()
+    device = fabric.device
+    data = data.to(device)
+    torch.manual_seed(seed * 1_000_003 + fabric.global_rank)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    wrapped, optimizer = fabric.setup(model, optimizer)
+    generator = torch.Generator(device).manual_seed(seed * 1_000_003 + 500_009 + fabric.global_rank)
+    step = 0
+    if resume:
+        step = checkpoints.restore(run, model, optimizer, generator, fabric.global_rank)
+    log = RunLog(run, step, settings.steps, quiet=quiet) if fabric.is_global_zero else None
+    batch_size = settings.batch_size // fabric.world_size
+    time_aligned = objective.get("negatives") == "time_aligned"
+    totals = torch.zeros(4, device=device)  # total, positive, negative, gradient norm since the last line
+    first_bad = torch.full((), -1, dtype=torch.int64, device=device)
+    model.train()
+    clock, since = time.perf_counter(), step
+    try:
+        while step < settings.steps:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, settings)
+            paths = draw_paths(
+                data,
+                batch_size,
+                settings.window,
+                settings.starts_per_episode,
+                time_aligned=time_aligned,
+                generator=generator,
+            )
+            optimizer.zero_grad(set_to_none=True)
+            slots, pred_slots = wrapped(paths.observations, paths.actions, settings.imagine)
+            loss = window_loss(slots, pred_slots, paths, objective, generator)
+            fabric.backward(loss.total)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or math.inf)
+            optimizer.step()
+            step += 1
+            values = torch.stack([loss.total, loss.positive, loss.negative, norm]).detach().float()
+            bad = ~torch.isfinite(values).all() & (first_bad < 0)
+            first_bad = torch.where(bad, step, first_bad)
+            totals += values
+            at_end = step == settings.steps
+            if step % settings.log_every == 0 or step % settings.checkpoint_every == 0 or at_end:
+                _refuse_non_finite(int(first_bad), run)
+            if log is not None and (step % settings.log_every == 0 or at_end):
+                total, positive, negative, gradient = (totals / (step - since)).tolist()
+                rate = (step - since) * settings.batch_size / (time.perf_counter() - clock)
+                log.write(
+                    step,
+                    {
+                        "wm/loss": total,
+                        "wm/loss_pos": positive,
+                        "wm/loss_neg": negative,
+                        "wm/gradient_norm": gradient,
+                        "train/learning_rate": learning_rate(step - 1, settings),
+                        "time/transitions_per_second": rate,
+                    },
+                )
+            if step % settings.log_every == 0:
+                totals.zero_()
+                clock, since = time.perf_counter(), step
+            if evaluate is not None and settings.evaluate_every and (step % settings.evaluate_every == 0 or at_end):
+                if log is not None:
+                    log.write(step, evaluate(model))
+                model.train()
+                fabric.barrier()
+            if step % settings.checkpoint_every == 0 or at_end:
+                checkpoints.save(run, step, model, optimizer, generator, fabric)
+            if log is not None:
+                log.advance(step)
+    finally:
+        if log is not None:
+            log.close()
+    return model
+
+
+def window_loss(slots: Tensor, pred_slots: Tensor, paths: Paths, objective: dict[str, Any], generator: torch.Generator):
+    """The contrastive loss over all transitions of a batch of windows, ``slots (L + 1, B, K, D)``."""
+    L, B = pred_slots.shape[:2]
+    step = paths.step + torch.arange(L, device=paths.step.device)[:, None]
+    return contrastive(
+        slots[:-1].flatten(0, 1),
+        pred_slots.flatten(0, 1),
+        slots[1:].flatten(0, 1),
+        episode=paths.episode.expand(L, B).flatten(),
+        step=step.flatten(),
+        generator=generator,
+        **objective,
+    )
+
+
+def check(settings: TrainerSettings, data: Episodes, objective: dict[str, Any]) -> None:
+    """Refuse settings that cannot work, before anything is trained."""
+    if settings.schedule not in ("constant", "cosine"):
+        raise UserError(f"trainer.schedule is {settings.schedule!r}; expected 'constant' or 'cosine'")
+    if min(settings.steps, settings.batch_size, settings.window, settings.starts_per_episode) < 1:
+        raise UserError("trainer.steps, batch_size, window and starts_per_episode must be at least 1")
+    if settings.batch_size % (settings.window * settings.starts_per_episode):
+        raise UserError(
+            f"trainer.batch_size={settings.batch_size} is no multiple of window x starts_per_episode = "
+            f"{settings.window * settings.starts_per_episode}"
+        )
+    if int(data.lengths.max()) < settings.window:
+        raise UserError(
+            f"trainer.window={settings.window}, but the longest episode has {int(data.lengths.max())} transitions"
+        )
+    inside = settings.window * settings.starts_per_episode
+    if objective.get("in_episode", 0.0) > 0.0 and inside < 2:
+        raise UserError(
+            "objective.in_episode needs several steps of an episode in a batch; set trainer.starts_per_episode=4"
+        )
+
+
+def _refuse_non_finite(first_bad: int, run: Path) -> None:
+    if first_bad >= 0:
+        last = checkpoints.latest(run)
+        kept = f"the last good checkpoint is {last}" if last else "no checkpoint was written before it"
+        raise UserError(
+            f"the loss or its gradient was not finite at step {first_bad}; {kept}. Lower trainer.learning_rate or set "
+            "trainer.clip_norm=1"
+        )
