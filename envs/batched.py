@@ -177,8 +177,14 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
                 f"actions have shape {tuple(actions.shape)}; expected {(self.num_envs, *space.shape)} for {space}"
             )
         on_host = actions.device.type == "cpu"
-        if isinstance(space, gym.spaces.Discrete) and on_host and not bool(((actions >= 0) & (actions < space.n)).all()):
-            raise ValueError(f"actions reach from {int(actions.min())} to {int(actions.max())}; expected 0 to {space.n - 1}")
+        if (
+            isinstance(space, gym.spaces.Discrete)
+            and on_host
+            and not bool(((actions >= 0) & (actions < space.n)).all())
+        ):
+            raise ValueError(
+                f"actions reach from {int(actions.min())} to {int(actions.max())}; expected 0 to {space.n - 1}"
+            )
         return actions.to(self.device)
 
 

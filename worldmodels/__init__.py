@@ -7,10 +7,11 @@
 
 from typing import Any
 
-__all__ = ["Episodes", "WorldModel", "collect", "load", "train"]
+__all__ = ["Episodes", "UserError", "WorldModel", "collect", "load", "train"]
 
 _HOMES = {
     "Episodes": "data.episodes",
+    "UserError": "errors",
     "WorldModel": "world_model",
     "collect": "data.collect",
     "load": "run",

@@ -6,9 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def hard_choice(
-    logits: Float[Tensor, "*B N"], *, noise: bool, temperature: float = 1.0
-) -> Float[Tensor, "*B N"]:
+def hard_choice(logits: Float[Tensor, "*B N"], *, noise: bool, temperature: float = 1.0) -> Float[Tensor, "*B N"]:
     """Choose one of N as a one-hot vector whose gradient is that of the softmax (straight-through).
 
     With noise this is the straight-through Gumbel softmax (Jang et al. 2016): ``argmax_i(logits_i + gamma_i)``,

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,7 @@ def latest(run: Path) -> Path | None:
     return max(whole, default=None)
 
 
-def save(
-    run: Path, step: int, model: nn.Module, optimizer: Any, generator: torch.Generator, fabric: Fabric
-) -> None:
+def save(run: Path, step: int, model: nn.Module, optimizer: Any, generator: torch.Generator, fabric: Fabric) -> None:
     """Write the checkpoint of a step; every process calls it, the first one renames it into place.
 
     An interruption at any point leaves the checkpoints written before as they were.
@@ -131,7 +130,9 @@ def restore(run: Path, model: nn.Module, optimizer: Any, generator: torch.Genera
     if not file.is_file():
         raise UserError(f"{file} is missing: the run had {meta['processes']} processes; resume it with as many")
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about foreign files; the error below says it in one line
+            state = torch.load(file, map_location="cpu", weights_only=True)
         optimizer.load_state_dict(state["optimizer"])
         generator.set_state(state["batches"])
         torch.set_rng_state(state["noise"])

@@ -110,11 +110,17 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             raise
     except OSError as error:
-        full = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a file is too large"}
+        full = {
+            errno.ENOSPC: "the disk is full",
+            errno.EDQUOT: "the disk quota is used up",
+            errno.EFBIG: "a file is too large",
+        }
         if debug or error.errno not in full:
             raise
         where = f" ({error.filename})" if error.filename else ""
-        line = f"{full[error.errno]}{where}; make room and go on with resume=<the run folder>; older checkpoints are whole"
+        line = (
+            f"{full[error.errno]}{where}; make room and go on with resume=<the run folder>; older checkpoints are whole"
+        )
     print(f"worldmodels: {' '.join(line.split())}", file=sys.stderr)
     return 2
 
@@ -158,17 +164,15 @@ def _parsed(schema: type, words: list[str]) -> Any:
 
 
 def _train(words: list[str]) -> None:
-    import rich
-
     from .hydra_entry import train_command
-    from .report.tables import scores
+    from .report.tables import scores, show
 
     for run in train_command(words):
         if run is None:
             continue
         result = run.evaluate(quiet=not run.config["logger"]["progress"])
         name = result["core"].lower()
-        rich.print(scores({name: result}, f"{run.config['env']['id']}: held-out episodes, percent"))
+        show(scores({name: result}, f"{run.config['env']['id']}: held-out episodes, percent"))
         _print_alarms(result)
         if run.config["logger"]["figures"]:
             for path in run.draw():
@@ -177,15 +181,13 @@ def _train(words: list[str]) -> None:
 
 
 def _evaluate(words: list[str]) -> None:
-    import rich
-
-    from .report.tables import scores
+    from .report.tables import scores, show
     from .run import EVALUATION, load
 
     arguments = _parsed(EvaluateArguments, words)
     run = load(arguments.run)
     result = run.evaluate(arguments.data, quiet=False)
-    rich.print(scores({result["core"].lower(): result}, f"{arguments.run}: held-out episodes, percent"))
+    show(scores({result["core"].lower(): result}, f"{arguments.run}: held-out episodes, percent"))
     _print_alarms(result)
     if arguments.data is None:
         print(run.path / EVALUATION)
@@ -200,9 +202,7 @@ def _print_alarms(result: dict[str, Any]) -> None:
 def _compare(words: list[str]) -> None:
     import json
 
-    import rich
-
-    from .report.tables import scores
+    from .report.tables import scores, show
     from .run import EVALUATION
 
     arguments = _parsed(CompareArguments, words)
@@ -214,18 +214,14 @@ def _compare(words: list[str]) -> None:
         evaluations[Path(path).name] = json.loads(file.read_text(encoding="utf-8"))
     if not evaluations:
         raise UserError("no runs were named; give runs=[runs/a,runs/b]")
-    rich.print(scores(evaluations, "held-out episodes, percent"))
+    show(scores(evaluations, "held-out episodes, percent"))
 
 
 def _rollout(words: list[str]) -> None:
     from .run import load
 
     arguments = _parsed(RolloutArguments, words)
-    try:
-        paths = load(arguments.run).draw(quiet=False, episode=arguments.episode)
-    except IndexError as error:
-        raise UserError(f"episode={arguments.episode}: {error}") from error
-    for path in paths:
+    for path in load(arguments.run).draw(quiet=False, episode=arguments.episode):
         print(path)
 
 
@@ -287,10 +283,10 @@ def _see_folder() -> None:
 
 def _envs(words: list[str]) -> None:
     import gymnasium as gym
-    import rich
     from rich.table import Table
 
     from .data.collect import register_plugins
+    from .report.tables import show
 
     before = set(gym.registry)
     register_plugins()
@@ -299,17 +295,17 @@ def _envs(words: list[str]) -> None:
     for name in shown:
         spec = gym.spec(name)
         table.add_row(name, str(spec.entry_point).split(":")[0], str(spec.max_episode_steps))
-    rich.print(table)
+    show(table)
     print(f"and any other Gymnasium id ({len(gym.registry)} registered here), or package:Id-v0")
 
 
 def _cores(words: list[str]) -> None:
-    import rich
     from hydra.utils import get_class
     from rich.table import Table
 
     from .config import offered, options_of
     from .cores import CORES
+    from .report.tables import show
 
     table = Table("name", "what it is", "options")
     for name, entry in offered("cores", CORES).items():
@@ -320,7 +316,7 @@ def _cores(words: list[str]) -> None:
             continue
         options = ", ".join(f"{key}={value}" for key, value in options_of(core).items())
         table.add_row(name, (core.__doc__ or "").strip().splitlines()[0].split(":")[0], options)
-    rich.print(table)
+    show(table)
 
 
 def _check(words: list[str]) -> None:

@@ -178,12 +178,12 @@ class VectorEncoder(nn.Module):
         hidden_size: width.
     """
 
-    def __init__(
-        self, observation_shape: tuple[int, ...], num_slots: int, slot_size: int, *, hidden_size: int = 128
-    ):
+    def __init__(self, observation_shape: tuple[int, ...], num_slots: int, slot_size: int, *, hidden_size: int = 128):
         super().__init__()
         if len(observation_shape) == 3:
-            raise ValueError(f"observations have shape {observation_shape}; this encoder takes vectors, use encoder=cswm")
+            raise ValueError(
+                f"observations have shape {observation_shape}; this encoder takes vectors, use encoder=cswm"
+            )
         size = 1
         for axis in observation_shape:
             size *= axis

@@ -8,11 +8,11 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from .config import register, plain, user_error
 from .errors import UserError
-from .run import CONFIG, Run, load, train_run
+from .run import Run, read_config, train_run
 
 CONFIGS = "pkg://worldmodels.configs"
 _FLAGS = ("-m", "--multirun", "--cfg", "--help", "-h", "--config-dir", "--info", "--resolve", "--package")
@@ -34,12 +34,11 @@ def train_command(words: Sequence[str]) -> list[Run | None]:
     resume = [word.partition("=")[2].strip("'") for word in words if word.startswith("resume=")]
     if resume:
         if len(words) > 1:
-            raise UserError(f"resume= goes on with the run's own config; leave out {words[1 - words.index(words[0])]!r}")
+            raise UserError(
+                f"resume= goes on with the run's own config; leave out {words[1 - words.index(words[0])]!r}"
+            )
         path = Path(resume[0])
-        if not (path / CONFIG).is_file():
-            raise UserError(f"nothing to resume at {path}: it has no {CONFIG}; give the folder that train printed")
-        config = plain(OmegaConf.load(path / CONFIG))
-        return [train_run(config, path, resume=True)]
+        return [train_run(read_config(path), path, resume=True)]
     runs: list[Run | None] = []
     failures: list[BaseException] = []
 
@@ -58,7 +57,11 @@ def train_command(words: Sequence[str]) -> list[Run | None]:
 def _quoted(word: str) -> str:
     """Paths may hold characters that are grammar to Hydra: quote the values of run= and resume=."""
     key, separator, value = word.partition("=")
-    if separator and key in ("run", "resume", "data.dir", "data.train.path", "data.test.path") and value[:1] not in "'\"":
+    if (
+        separator
+        and key in ("run", "resume", "data.dir", "data.train.path", "data.test.path")
+        and value[:1] not in "'\""
+    ):
         return f"{key}='{value}'"
     return word
 
@@ -92,6 +95,3 @@ def train(*overrides: str) -> Run:
     >>> worldmodels.train("experiment=block_physics", "core=snps", "size=cpu", "seed=0")  # doctest: +SKIP
     """
     return [run for run in train_command(overrides) if run is not None][-1]
-
-
-__all__ = ["train", "train_command", "load"]

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
@@ -26,7 +27,7 @@ def progress_bar(description: str) -> Progress:
     )
 
 
-def read_metrics(run: Path) -> list[dict[str, float]]:
+def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl; a line cut short by a kill is left out."""
     lines = []
     if (run / METRICS).is_file():

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .errors import UserError
+
 NEGATIVES = ("cswm", "paper", "time_aligned")
 
 
@@ -61,13 +63,13 @@ def draw_negatives(
         Row numbers, ``(B,)``.
 
     Raises:
-        ValueError: a share outside [0, 1], or a single row.
+        UserError: a share outside [0, 1], or a single row.
     """
     B = len(episode)
     if B < 2 and not self_pairs:
-        raise ValueError("a batch of one row has no negative; draw at least two")
+        raise UserError("a batch of one row has no negative; draw at least two")
     if not 0.0 <= in_episode <= 1.0:
-        raise ValueError(f"in_episode is {in_episode}; it is a share, so give 0 to 1")
+        raise UserError(f"in_episode is {in_episode}; it is a share, so give 0 to 1")
     same_episode = episode[:, None] == episode
     other_step = step[:, None] != step
     another_row = ~torch.eye(B, dtype=torch.bool, device=episode.device)
@@ -122,7 +124,7 @@ def contrastive(
         The loss and its two terms.
     """
     if negatives not in NEGATIVES:
-        raise ValueError(f"negatives is {negatives!r}; expected one of {list(NEGATIVES)}")
+        raise UserError(f"negatives is {negatives!r}; expected one of {list(NEGATIVES)}")
     B = len(slots)
     episode = torch.arange(B, device=slots.device) if episode is None else episode
     step = torch.zeros(B, dtype=torch.int64, device=slots.device) if step is None else step

@@ -25,7 +25,7 @@ class Ranks(NamedTuple):
     ties: Int[Tensor, " N"]
 
 
-def ranks(pred: Float[Tensor, "N *D"], target: Float[Tensor, "N *D"]) -> Ranks:
+def ranks(pred: Float[Tensor, "N *D"], target: Float[Tensor, "M *E"]) -> Ranks:
     """For each true next state, rank all predictions by their distance to it.
 
     ``D_ij = ||target_i - pred_j||^2``; ``less_i = #{j: D_ij < D_ii}``, ``ties_i = #{j: D_ij = D_ii}``. The published
@@ -51,14 +51,16 @@ def ranks(pred: Float[Tensor, "N *D"], target: Float[Tensor, "N *D"]) -> Ranks:
         raise ValueError("pred or target holds values that are not finite; distances to them mean nothing")
     N = len(pred)
     candidates, own, counts = torch.unique(pred.reshape(N, -1), dim=0, return_inverse=True, return_counts=True)
-    origin = candidates.double().mean(0, keepdim=True)  # distances do not change; the squares below get smaller
-    x = target.reshape(N, -1).double() - origin
-    y = candidates.double() - origin
+    targets, candidates = target.reshape(N, -1).double(), candidates.double()
+    origin = candidates.mean(0, keepdim=True)  # distances stay what they are; the squares below get smaller
+    x, y = targets - origin, candidates - origin
     squares = y.square().sum(1)
-    # Rounding of |y|^2 - 2 x.y is below (d + 3) units in the last place of the largest term.
-    slack = 4 * (x.shape[1] + 3) * torch.finfo(torch.float64).eps * (
-        squares.max() + 2 * x.norm(dim=1) * squares.max().sqrt()
-    )
+    # What rounding can do to |y|^2 - 2 x.y: (d + 3) units in the last place of its largest terms, and one unit in the last
+    # place of the coordinates moved to the origin.
+    d, eps = x.shape[1], torch.finfo(torch.float64).eps
+    largest = torch.maximum(targets.abs().max(), candidates.abs().max())
+    reach, lengths = squares.max().sqrt(), x.norm(dim=1)
+    slack = 4 * (d + 3) * eps * (reach.square() + 2 * lengths * reach) + 8 * eps * d**0.5 * largest * (lengths + reach)
     less = torch.empty(N, dtype=torch.int64, device=pred.device)
     ties = torch.empty_like(less)
     chunk = max(1, _CHUNK_ELEMENTS // len(y))
@@ -72,10 +74,10 @@ def ranks(pred: Float[Tensor, "N *D"], target: Float[Tensor, "N *D"]) -> Ranks:
         row_less = nearer.to(weights.dtype) @ weights if len(y) < N else nearer.sum(1)
         row_ties = torch.zeros_like(row_less)
         i, j = near.nonzero(as_tuple=True)
-        for part in range(0, len(i), max(1, _CHUNK_ELEMENTS // x.shape[1])):
-            take = slice(part, part + max(1, _CHUNK_ELEMENTS // x.shape[1]))
-            exact = (x[rows][i[take]] - y[j[take]]).square().sum(1)
-            exact_right = (x[rows][i[take]] - y[own[rows][i[take]]]).square().sum(1)
+        for part in range(0, len(i), max(1, _CHUNK_ELEMENTS // d)):
+            take = slice(part, part + max(1, _CHUNK_ELEMENTS // d))
+            exact = (targets[rows][i[take]] - candidates[j[take]]).square().sum(1)
+            exact_right = (targets[rows][i[take]] - candidates[own[rows][i[take]]]).square().sum(1)
             weight = counts[j[take]].to(row_less.dtype)
             row_less.index_add_(0, i[take], weight * (exact < exact_right))
             row_ties.index_add_(0, i[take], weight * (exact == exact_right))

@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
+from yaml import YAMLError
 
 from . import checkpoints
 from .config import build, plain
@@ -21,7 +22,7 @@ from .errors import UserError
 from .evaluation import evaluate
 from .logging import progress_bar, read_metrics
 from .report import figures
-from .training import TrainerSettings, train
+from .training import TrainerSettings, make_fabric, train
 from .world_model import WorldModel, attached_size
 
 CONFIG = "config.yaml"
@@ -141,7 +142,9 @@ class Run:
         if single:
             frames, moves = frames[None], moves[:, None]
         if len(moves.shape) < 2 or moves.shape[1] != len(frames):
-            raise UserError(f"{len(frames)} observations, but actions of shape {tuple(moves.shape)}; expected (T, B, ...)")
+            raise UserError(
+                f"{len(frames)} observations, but actions of shape {tuple(moves.shape)}; expected (T, B, ...)"
+            )
         imagined = self.model.rollout(self.model.encode(frames), moves)
         return imagined[:, 0] if single else imagined
 
@@ -173,39 +176,49 @@ def require_same_kind(model: WorldModel, episodes: Episodes) -> None:
         raise UserError(f"the data have actions {episodes.about.get('action')}, the model takes {model.action}")
 
 
-def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) -> Run:
-    """Collect, train, evaluate and draw: everything ``worldmodels train`` does.
+def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) -> Run | None:
+    """Collect what is missing and train.
 
     Args:
         config: a composed config in plain values.
         path: the run's folder.
         resume: go on with the run in that folder.
 
+    Returns:
+        The run; None in all processes but the first.
+
     Raises:
         UserError: something the user can mend.
     """
     if not resume and checkpoints.latest(path) is not None:
         raise UserError(f"{path} holds a run already; go on with resume={path}, or choose another folder")
-    quiet = not config["logger"]["progress"]
+    settings = TrainerSettings(**config["trainer"])
+    fabric = make_fabric(settings)
+    path = Path(fabric.broadcast(str(path)))
+    quiet = not config["logger"]["progress"] or not fabric.is_global_zero
     torch.manual_seed(config["seed"])
-    data = split(config, "train", quiet=quiet)
+    with fabric.rank_zero_first():
+        data = split(config, "train", quiet=quiet)
+        test = split(config, "test", quiet=quiet)
     if "action" not in data.about:
         raise UserError("these data do not say what their actions are; collect or import them again")
-    test = split(config, "test", quiet=quiet)
     model = build_model(config, data.observation_shape, data.about["action"])
     require_same_kind(model, test)
-    path.mkdir(parents=True, exist_ok=True)
-    about = {"observation_shape": list(data.observation_shape), "action": data.about["action"]}
-    if not resume:
+    if not resume and fabric.is_global_zero:
+        path.mkdir(parents=True, exist_ok=True)
+        about = {"observation_shape": list(data.observation_shape), "action": data.about["action"]}
         saved = OmegaConf.to_yaml(OmegaConf.create({**config, "model": about}))
         checkpoints.write_aside(path / CONFIG, saved.encode())
-    settings = TrainerSettings(**config["trainer"])
 
     def score(model: WorldModel) -> dict[str, float]:
         result = evaluate(model, test, **(config["evaluation"] | {"limit": settings.evaluate_episodes}))
         values = {}
         for h, entry in result["all"].items():
-            values |= {f"wm/hits@1/h{h}": entry["h@1"], f"wm/mrr/h{h}": entry["mrr"], f"wm/copy_hits@1/h{h}": entry["copy_h@1"]}
+            values |= {
+                f"wm/hits@1/h{h}": entry["h@1"],
+                f"wm/mrr/h{h}": entry["mrr"],
+                f"wm/copy_hits@1/h{h}": entry["copy_h@1"],
+            }
             values[f"wm/in_episode_hits@1/h{h}"] = result["in_episode"][h]["h@1"]
         return values
 
@@ -214,13 +227,14 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
         data,
         settings,
         path,
+        fabric=fabric,
         objective=dict(config["objective"]),
         seed=config["seed"],
         evaluate=score,
         resume=resume,
         quiet=quiet,
     )
-    return Run(path, config, model.cpu().eval())
+    return Run(path, config, model.cpu().eval()) if fabric.is_global_zero else None
 
 
 def load(path: str | Path) -> Run:
@@ -230,18 +244,30 @@ def load(path: str | Path) -> Run:
         UserError: no run there, or a damaged or foreign one.
     """
     path = Path(path)
-    if not (path / CONFIG).is_file():
-        raise UserError(f"no run at {path}: it has no {CONFIG}; give the folder that 'worldmodels train' printed")
+    config = read_config(path)
     try:
-        config = plain(OmegaConf.load(path / CONFIG))
         about = config["model"]
         model = build_model(config, tuple(about["observation_shape"]), about["action"])
     except UserError:
         raise
-    except (OmegaConfBaseException, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{path / CONFIG} is not the config of a run of ours ({str(error).splitlines()[0]})") from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{path / CONFIG} is not the config of a run of ours (it lacks {error})") from error
     newest = checkpoints.latest(path)
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
     checkpoints.load_weights(newest, model)
     return Run(path, config, model.eval())
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config in a run's folder.
+
+    Raises:
+        UserError: no run there, or not a config.
+    """
+    if not (path / CONFIG).is_file():
+        raise UserError(f"no run at {path}: it has no {CONFIG}; give the folder that 'worldmodels train' printed")
+    try:
+        return plain(OmegaConf.load(path / CONFIG))
+    except (OmegaConfBaseException, YAMLError, OSError, AttributeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path / CONFIG} is not the config of a run of ours ({str(error).splitlines()[0]})") from error

@@ -39,7 +39,6 @@ class TrainerSettings:
         evaluate_episodes: test episodes a short evaluation uses.
         checkpoint_every: steps between two checkpoints; the last step always has one.
         accelerator: Fabric's: "cpu", "cuda", "auto".
-        devices: processes on this machine; with torchrun, what it started.
         precision: Fabric's: "32-true", "bf16-mixed" ...
         tf32: let matrix products on a GPU use TF32.
         threads: CPU threads; 0 leaves torch's choice.
@@ -59,7 +58,6 @@ class TrainerSettings:
     evaluate_episodes: int = 500
     checkpoint_every: int = 1000
     accelerator: str = "auto"
-    devices: int = 1
     precision: str = "32-true"
     tf32: bool = False
     threads: int = 0
@@ -105,12 +103,29 @@ def draw_paths(
     count = possible[episode]
     if time_aligned:
         count = count.min().expand(groups)
-    # S different starts: S draws in order, each from those left (the sorted-spacing form of drawing without replacement).
-    fraction = torch.rand(1 if time_aligned else groups, S, generator=generator, device=episodes.device).sort(dim=1).values
+    # S different starts in order: S draws from the starts that S - 1 gaps of one leave, and the gaps put back.
+    fraction = (
+        torch.rand(1 if time_aligned else groups, S, generator=generator, device=episodes.device).sort(dim=1).values
+    )
     room = (count - S + 1).clamp(min=1)[:, None]
     step = (fraction * room).long().clamp(max=room - 1) + torch.arange(S, device=episodes.device)
     step = step.minimum(count[:, None] - 1)
-    return episodes.paths(episode.repeat_interleave(S), step.flatten(), window)
+    return episodes.paths_unchecked(episode.repeat_interleave(S), step.flatten(), window)
+
+
+def make_fabric(settings: TrainerSettings) -> Fabric:
+    """Lightning Fabric on the devices of the settings, or on the processes that torchrun started."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    nodes = int(os.environ.get("WORLD_SIZE", 1)) // local
+    fabric = Fabric(
+        accelerator=settings.accelerator,
+        devices=local,
+        num_nodes=nodes,
+        strategy="ddp" if local * nodes > 1 else "auto",
+        precision=settings.precision,  # type: ignore[arg-type]
+    )
+    fabric.launch()
+    return fabric
 
 
 def train(
@@ -119,6 +134,7 @@ def train(
     settings: TrainerSettings,
     run: Path,
     *,
+    fabric: Fabric,
     objective: dict[str, Any],
     seed: int,
     evaluate: Callable[[WorldModel], dict[str, float]] | None = None,
@@ -132,6 +148,7 @@ def train(
         data: training episodes.
         settings: how long and how fast.
         run: the run's folder.
+        fabric: from ``make_fabric``.
         objective: keyword arguments of ``losses.contrastive``.
         seed: of batches, negatives and the model's own noise.
         evaluate: called every ``evaluate_every`` steps; what it returns is logged.
@@ -144,12 +161,10 @@ def train(
     Raises:
         UserError: a loss that is not finite, data too short for the window.
     """
-    check(settings, data, objective)
+    check(settings, data, objective, fabric.world_size)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     torch.backends.cuda.matmul.allow_tf32 = settings.tf32
-    fabric = Fabric(accelerator=settings.accelerator, devices=settings.devices, precision=settings.precision)  # type: ignore[arg-type]
-    fabric.launch()
     device = fabric.device
     data = data.to(device)
     torch.manual_seed(seed * 1_000_003 + fabric.global_rank)
@@ -239,16 +254,16 @@ def window_loss(slots: Tensor, pred_slots: Tensor, paths: Paths, objective: dict
     )
 
 
-def check(settings: TrainerSettings, data: Episodes, objective: dict[str, Any]) -> None:
+def check(settings: TrainerSettings, data: Episodes, objective: dict[str, Any], processes: int = 1) -> None:
     """Refuse settings that cannot work, before anything is trained."""
     if settings.schedule not in ("constant", "cosine"):
         raise UserError(f"trainer.schedule is {settings.schedule!r}; expected 'constant' or 'cosine'")
     if min(settings.steps, settings.batch_size, settings.window, settings.starts_per_episode) < 1:
         raise UserError("trainer.steps, batch_size, window and starts_per_episode must be at least 1")
-    if settings.batch_size % (settings.window * settings.starts_per_episode):
+    if settings.batch_size % (settings.window * settings.starts_per_episode * processes):
         raise UserError(
-            f"trainer.batch_size={settings.batch_size} is no multiple of window x starts_per_episode = "
-            f"{settings.window * settings.starts_per_episode}"
+            f"trainer.batch_size={settings.batch_size} is no multiple of window x starts_per_episode x processes = "
+            f"{settings.window * settings.starts_per_episode * processes}"
         )
     if int(data.lengths.max()) < settings.window:
         raise UserError(

@@ -89,7 +89,13 @@ class WorldModel(nn.Module):
     """
 
     def __init__(
-        self, encoder: nn.Module, core: RecurrentCore, *, action: Mapping[str, Any], action_to: str, memory: str = "none"
+        self,
+        encoder: nn.Module,
+        core: RecurrentCore,
+        *,
+        action: Mapping[str, Any],
+        action_to: str,
+        memory: str = "none",
     ):
         super().__init__()
         if memory not in MEMORY:

@@ -37,7 +37,9 @@ class GNN(nn.Module):
     ):
         super().__init__()
         if token_size < slot_size:
-            raise ValueError(f"token_size is {token_size}; a GNN token begins with its slot, so give at least {slot_size}")
+            raise ValueError(
+                f"token_size is {token_size}; a GNN token begins with its slot, so give at least {slot_size}"
+            )
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
@@ -76,7 +78,9 @@ class GNN(nn.Module):
         to_weight, from_weight = self.edge_in.weight.split(self.edge_size, dim=1)
         receiving = nn.functional.linear(ends, to_weight, self.edge_in.bias)
         sending = nn.functional.linear(ends, from_weight)
-        others = (torch.arange(K - 1, device=features.device) + torch.arange(1, K + 1, device=features.device)[:, None]) % K
+        others = (
+            torch.arange(K - 1, device=features.device) + torch.arange(1, K + 1, device=features.device)[:, None]
+        ) % K
         pairs = torch.relu(receiving[:, :, None] + sending[:, others])  # (B, K, K - 1, hidden)
         messages = torch.relu(self.edge_norm(self.edge_hidden(pairs)))
         count: Tensor | int = K - 1

@@ -26,12 +26,23 @@ from ..grouped import GroupedMLP
 class _Rules(nn.Module):
     """The rules R_i = (embedding, MLP_i), the choice of a context and the application of a rule (steps 3 and 4)."""
 
-    def __init__(self, token_size: int, slot_size: int, num_rules: int, rule_size: int, key_size: int, hidden_size: int):
+    def __init__(
+        self,
+        token_size: int,
+        slot_size: int,
+        num_rules: int,
+        rule_size: int,
+        key_size: int,
+        hidden_size: int,
+        *,
+        matches: bool,
+    ):
         super().__init__()
         self.embeddings = nn.Parameter(torch.randn(num_rules, rule_size))
         self.mlps = GroupedMLP(num_rules, 2 * token_size, hidden_size, slot_size)
-        self.rule_key = nn.Linear(rule_size, key_size, bias=False)  # W^k
-        self.slot_query = nn.Linear(token_size, key_size, bias=False)  # W^q
+        if matches:
+            self.rule_key = nn.Linear(rule_size, key_size, bias=False)  # W^k
+            self.slot_query = nn.Linear(token_size, key_size, bias=False)  # W^q
         self.context_query = nn.Linear(token_size, key_size, bias=False)  # W~^q
         self.context_key = nn.Linear(token_size, key_size, bias=False)  # W~^k
 
@@ -91,7 +102,7 @@ class SNPS(nn.Module):
         self.slot_size = slot_size
         self.num_stages = num_stages
         self.temperature = temperature
-        self.rules = _Rules(token_size, slot_size, num_rules, rule_size, key_size, hidden_size)
+        self.rules = _Rules(token_size, slot_size, num_rules, rule_size, key_size, hidden_size, matches=True)
         self.score_dropout = nn.Dropout(score_dropout)
 
     def initial_state(self, batch_size: int, slots: Tensor | None = None) -> State:
@@ -172,7 +183,8 @@ class PNPS(nn.Module):
         self.slot_size = slot_size
         self.num_stages = num_stages
         self.temperature = temperature
-        self.rules = _Rules(token_size, slot_size, num_rules, rule_size, key_size, hidden_size)
+        self.chooses = num_rules > 1  # with a single rule there is nothing to choose in step 3
+        self.rules = _Rules(token_size, slot_size, num_rules, rule_size, key_size, hidden_size, matches=self.chooses)
         self.any_rule = nn.Linear(num_rules * rule_size, key_size, bias=False)  # W^{R_a}
         self.null_rule = nn.Parameter(torch.randn(key_size) / key_size**0.5)  # R_Null
         self.null_key = nn.Linear(token_size, key_size, bias=False)  # the other W~^k
@@ -198,10 +210,14 @@ class PNPS(nn.Module):
             features = torch.cat([slots, attached], dim=-1)
             any_rule = self.any_rule(self.rules.embeddings.flatten())
             keys = self.null_key(features)
-            applies = hard_choice(torch.stack([keys @ any_rule, keys @ self.null_rule], dim=-1), **noise)[..., 0]  # (B, K)
+            applies = hard_choice(torch.stack([keys @ any_rule, keys @ self.null_rule], dim=-1), **noise)[
+                ..., 0
+            ]  # (B, K)
             if tokens.mask is not None:
                 applies = applies * tokens.mask
-            rule = hard_choice(self.rules.match(features), **noise)  # (B, K, N)
+            rule = features.new_ones(*features.shape[:2], 1)
+            if self.chooses:
+                rule = hard_choice(self.rules.match(features), **noise)  # (B, K, N)
             context_slot = hard_choice(self.rules.context_scores(features, features, tokens.mask), **noise)  # (B, K, K)
             change = self.rules.apply(features, context_slot @ features, rule)
             slots = slots + applies[..., None] * change

@@ -2,7 +2,6 @@
 
 import importlib
 import math
-import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -45,7 +44,9 @@ def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
-            raise UserError(f"environment {env_id!r}: no module {error.name!r}; install it, or check the name") from error
+            raise UserError(
+                f"environment {env_id!r}: no module {error.name!r}; install it, or check the name"
+            ) from error
     elif name.startswith(("MiniGrid-", "BabyAI-")):
         importlib.import_module("minigrid")
     elif name.startswith("ALE/"):
@@ -167,11 +168,6 @@ def collect(
     if episodes < 1 or (steps is not None and steps < 1):
         raise UserError(f"episodes is {episodes} and steps {steps}; both must be at least 1")
     spec = find_spec(env_id)
-    limit = steps if steps is not None else (env_kwargs or {}).get("max_episode_steps", spec.max_episode_steps)
-    if limit is None:
-        raise UserError(f"{env_id} has no step limit of its own; say how long an episode may be with steps=")
-    # Dropped transitions count for the environment's clock, not for ours.
-    own_limit = limit + math.ceil(0.1 * limit) + 5 if drop_invalid else limit
     ours = spec.id.startswith(OUR_NAMESPACE)
     if num_envs is None:
         num_envs = min(episodes, 1024 if ours else 16)
@@ -179,7 +175,10 @@ def collect(
     space = probe.single_observation_space
     per_object = probe.metadata.get("actions_per_object")
     actions = action_spec(probe.single_action_space, per_object)
+    limit = steps if steps is not None else _own_limit(probe, spec)
     probe.close()
+    # Dropped transitions count for the environment's clock, not for ours.
+    own_limit = limit + math.ceil(0.1 * limit) + 5 if drop_invalid else limit
     if isinstance(space, gym.spaces.Dict) and "image" in space.spaces:
         space = space["image"]
     if not isinstance(space, (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
@@ -204,6 +203,15 @@ def collect(
     finally:
         envs.close()
     return Episodes.load(path, verify=False)
+
+
+def _own_limit(envs: VectorEnv[Any, Any, Any], spec: Any) -> int:
+    """The step limit of an environment: Gymnasium's, or MiniGrid's own ``max_steps``."""
+    inside = envs.envs[0].unwrapped if isinstance(envs, gym.vector.SyncVectorEnv) else envs
+    limit = spec.max_episode_steps or getattr(inside, "max_steps", None)
+    if limit is None:
+        raise UserError(f"{spec.id} has no step limit of its own; say how long an episode may be with steps=")
+    return int(limit)
 
 
 def _record(
@@ -249,7 +257,7 @@ def _record(
             buffers.begin(fresh, raw, info)
         buffers.add(kept, arrived, arrived_info, actions, rewards, terminated, truncated)
         ended = (done | (buffers.length >= limit)) & ~fresh & ~buffers.written
-        for b in np.flatnonzero(ended & (quota > 0)):
+        for b in np.flatnonzero(ended & (quota > 0)).tolist():
             if buffers.length[b] > 0:
                 writer.append(buffers.episode(b))
                 quota[b] -= 1
@@ -296,8 +304,6 @@ class _Buffers:
         if value.dtype == object or len(value) != self.num_envs:
             return
         if name not in self.arrays:
-            if self.arrays and name.startswith("info/") and not np.array_equal(rows, np.arange(self.num_envs)):
-                pass
             shape = (self.num_envs, self.limit + 1, *value.shape[1:])
             self.arrays[name] = np.zeros(shape, value.dtype)
         self.arrays[name][rows, at] = value[rows]
@@ -321,7 +327,14 @@ class _Buffers:
         self._put_observation(rows, self.length[rows], raw, info)
 
     def add(
-        self, mask: np.ndarray, raw: Any, info: dict[str, Any], actions: Any, rewards: Any, terminated: Any, truncated: Any
+        self,
+        mask: np.ndarray,
+        raw: Any,
+        info: dict[str, Any],
+        actions: Any,
+        rewards: Any,
+        terminated: Any,
+        truncated: Any,
     ) -> None:
         """Add a transition in the copies of the mask: the action at the old row, the observation at the next."""
         rows = np.flatnonzero(mask)
@@ -340,7 +353,9 @@ class _Buffers:
 def resized(pictures: Tensor, size: tuple[int, int]) -> Tensor:
     """Pictures ``(B, H, W, C)`` uint8 brought to (height, width) with antialiasing."""
     if pictures.dim() != 4 or pictures.dtype != torch.uint8:
-        raise UserError(f"resize is for pictures (B, H, W, C) uint8; these are {tuple(pictures.shape)} {pictures.dtype}")
+        raise UserError(
+            f"resize is for pictures (B, H, W, C) uint8; these are {tuple(pictures.shape)} {pictures.dtype}"
+        )
     channels_first = pictures.permute(0, 3, 1, 2)
     small = torch.nn.functional.interpolate(channels_first, size=list(size), mode="bilinear", antialias=True)
     return small.permute(0, 2, 3, 1).contiguous()

@@ -91,6 +91,10 @@ class Episodes:
         """
         if bool((step + horizon > self.lengths[episode]).any()) or bool((step < 0).any()):
             raise ValueError(f"a path of {horizon} transitions leaves its episode")
+        return self.paths_unchecked(episode, step, horizon)
+
+    def paths_unchecked(self, episode: Int[Tensor, " B"], step: Int[Tensor, " B"], horizon: int) -> Paths:
+        """``paths`` for starts known to be right: nothing is read back from the device."""
         time = torch.arange(horizon + 1, device=self.device)[:, None]
         return Paths(
             observations=self.rows("observations", episode, step + time),

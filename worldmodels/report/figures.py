@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core import Tokens
 from ..data.episodes import Episodes
+from ..errors import UserError
 from ..evaluation import Encoded
 from ..metrics import hits, ranks, reciprocal_ranks
 from ..world_model import WorldModel, attach
@@ -24,7 +25,7 @@ def _save(figure: matplotlib.figure.Figure, path: Path) -> Path:
     return path
 
 
-def curves(metrics: Sequence[Mapping[str, float]], path: Path) -> Path:
+def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Learning curves: the two terms of the loss, and H@1 at each horizon where it was evaluated on the way."""
     scored = sorted({name for line in metrics for name in line if name.startswith(("wm/hits@1/", "wm/in_episode"))})
     figure = matplotlib.figure.Figure(figsize=(10, 3.6) if scored else (5.5, 3.6))
@@ -38,13 +39,15 @@ def curves(metrics: Sequence[Mapping[str, float]], path: Path) -> Path:
             kind, h = name.removeprefix("wm/").split("/h")
             inside = kind.startswith("in_episode")
             label = f"{h} steps, in-episode" if inside else f"{h} steps"
-            axes[1].plot(*_series(metrics, name), label=label, color=_COLORS[i % 8], ls="--" if inside else "-", marker=".")
+            axes[1].plot(
+                *_series(metrics, name), label=label, color=_COLORS[i % 8], ls="--" if inside else "-", marker="."
+            )
         axes[1].set(xlabel="gradient step", ylabel="H@1", ylim=(0, 1.02), title="held-out episodes")
         axes[1].legend(frameon=False, fontsize=8)
     return _save(figure, path)
 
 
-def _series(metrics: Sequence[Mapping[str, float]], name: str) -> tuple[list[float], list[float]]:
+def _series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
     lines = [line for line in metrics if name in line]
     return [line["step"] for line in lines], [line[name] for line in lines]
 
@@ -80,7 +83,7 @@ def rollout(model: WorldModel, episodes: Episodes, path: Path, *, steps: int, ep
     limit = max(_REFERENCES, episode + 1)
     seen = Encoded(model, episodes, steps, limit=limit)
     if episode >= len(seen.index):
-        raise ValueError(f"episode {episode} of {len(seen.index)} test episodes of at least {steps} steps")
+        raise UserError(f"there is no episode {episode}; {len(seen.index)} test episodes have at least {steps} steps")
     references = seen.slots[seen.present].flatten(1).double()
     rows = seen.rows[seen.present]
     imagined = seen.imagined[:, episode].flatten(1).double()

@@ -3,13 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
-_SECTIONS = {
-    "all": "all references",
-    "in_episode": "in-episode",
-    "moved": "paths with a push",
-}
+_SECTIONS = {"all": "all", "in_episode": "in-episode", "moved": "with a push"}
+
+
+def show(table: Table) -> None:
+    """Print a table, as wide as it needs to be where output is no terminal."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    console.print(table)
 
 
 def scores(evaluations: Mapping[str, Mapping[str, Any]], title: str) -> Table:
@@ -21,12 +26,12 @@ def scores(evaluations: Mapping[str, Mapping[str, Any]], title: str) -> Table:
     """
     horizons = list(next(iter(evaluations.values()))["all"])
     table = Table(title=title, title_justify="left")
-    table.add_column("ranked among")
+    table.add_column("ranked\namong")
     table.add_column("model")
     for h in horizons:
         steps = "1 step" if h == "1" else f"{h} steps"
         table.add_column(f"{steps}\nH@1 / MRR", justify="right")
-    table.add_column(f"95 % of H@1\nat {horizons[-1]}", justify="right")
+    table.add_column(f"95 % of\nH@1 at {horizons[-1]}", justify="right")
     table.add_column("n", justify="right")
     for section, heading in _SECTIONS.items():
         if not any(evaluation[section] for evaluation in evaluations.values()):

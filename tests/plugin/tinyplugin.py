@@ -1,0 +1,66 @@
+"""What a third-party package looks like: an environment and a core, found by entry point."""
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+
+class Lamp(gym.Env):
+    """A lamp in one of nine places; the action moves it left or right."""
+
+    observation_space = gym.spaces.Box(0, 255, (20, 90, 3), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+    metadata = {"render_modes": [], "render_fps": 1}
+    render_mode = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = int(self.np_random.integers(9))
+        return self._picture(), {}
+
+    def step(self, action):
+        self.place = int(np.clip(self.place + 2 * int(action) - 1, 0, 8))
+        return self._picture(), 0.0, False, False, {}
+
+    def _picture(self):
+        picture = np.zeros((20, 90, 3), np.uint8)
+        picture[5:15, 10 * self.place : 10 * self.place + 10] = 255
+        return picture
+
+
+class RandomLamp(Lamp):
+    """A lamp that forgets its seed: what ``worldmodels check`` is for."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = int(np.random.default_rng().integers(9))
+        return self._picture(), {}
+
+
+def register():
+    for name, env in (("Tiny/Lamp-v0", Lamp), ("Tiny/RandomLamp-v0", RandomLamp)):
+        if name not in gym.registry:
+            gym.register(name, entry_point=env, max_episode_steps=30)
+
+
+class RunningMean(nn.Module):
+    """A core that remembers a running mean of its tokens: mixes them in, reads them out."""
+
+    def __init__(self, token_size, num_slots, slot_size, *, rate=0.5):
+        super().__init__()
+        self.token_size, self.num_slots, self.slot_size, self.rate = token_size, num_slots, slot_size, rate
+        self.mix = nn.Linear(token_size, slot_size)
+
+    def initial_state(self, batch_size, slots=None):
+        return {"mean": self.mix.bias.new_zeros(batch_size, self.num_slots, self.slot_size)}
+
+    def prepare(self, tokens):
+        return tokens._replace(features=torch.tanh(self.mix(tokens.features)))
+
+    def forward(self, tokens, state):
+        mean = state["mean"] + self.rate * (tokens.features - state["mean"])
+        return mean, {"mean": mean}
+
+    def explain(self, tokens, state):
+        return {}

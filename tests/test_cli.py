@@ -1,0 +1,265 @@
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import worldmodels
+from worldmodels import checkpoints
+from worldmodels.cli import main
+from worldmodels.data.episodes import Episodes
+
+SMOKE = ["experiment=block_physics", "size=smoke", "logger.figures=false", "trainer.threads=1"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with one smoke run in it."""
+    folder = tmp_path_factory.mktemp("home")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert main(["train", *SMOKE, "core=snps", "core.num_stages=2", "run=runs/a", "logger.figures=true"]) == 0
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def at_home(home, monkeypatch):
+    monkeypatch.chdir(home)
+    return home
+
+
+def refused(capsys, *words):
+    """The one line a user's mistake gets."""
+    code = main(list(words))
+    captured = capsys.readouterr()
+    assert code == 2, captured.out + captured.err
+    assert captured.err.startswith("worldmodels: ") and captured.err.count("\n") == 1 and "Traceback" not in captured.err
+    return captured.err
+
+
+def test_train_writes_a_run_folder(at_home):
+    run = at_home / "runs" / "a"
+    names = {path.name for path in run.iterdir()}
+    assert names >= {"config.yaml", "checkpoints", "metrics.jsonl", "figures", "evaluation.json"}
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    figures = {path.name for path in (run / "figures").iterdir()}
+    assert figures == {"rollout.png", "horizons.png", "curves.png", "choices.png"}
+    assert all(path.stat().st_size > 5000 for path in (run / "figures").iterdir())
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    assert set(evaluation["all"]) == set(evaluation["in_episode"]) == {"1", "5", "10"}
+    assert set(evaluation["all"]["10"]) >= {"h@1", "mrr", "copy_h@1", "copy_mrr", "ci95"}
+    assert evaluation["effective_rank"] > 0 and evaluation["memory"] == "none"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4, 6] and "wm/loss_pos" in lines[0]
+
+
+def test_tensorboard_events_hold_the_same_numbers(at_home):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(at_home / "runs" / "a"))
+    events.Reload()
+    written = [json.loads(line) for line in (at_home / "runs/a/metrics.jsonl").read_text().splitlines()]
+    scalars = events.Scalars("wm/loss")
+    assert [e.step for e in scalars] == [2, 4, 6]
+    assert [e.value for e in scalars] == pytest.approx([line["wm/loss"] for line in written])
+
+
+def test_evaluate_repeats_what_train_scored(at_home, capsys):
+    before = json.loads((at_home / "runs/a/evaluation.json").read_text())
+    (at_home / "runs/a/evaluation.json").unlink()
+    assert main(["evaluate", "run=runs/a"]) == 0
+    assert json.loads((at_home / "runs/a/evaluation.json").read_text()) == before
+    out = capsys.readouterr().out
+    assert "in-episode" in out and "latent copy" in out
+
+
+def test_rollout_and_compare(at_home, capsys):
+    assert main(["rollout", "run=runs/a", "episode=3"]) == 0
+    assert "rollout.png" in capsys.readouterr().out
+    assert main(["compare", "runs=[runs/a,runs/a]"]) == 0
+    assert "episode 99" in refused(capsys, "rollout", "run=runs/a", "episode=99")
+
+
+def test_python_interface(at_home):
+    run = worldmodels.load("runs/a")
+    result = run.evaluate()
+    assert result["all"]["1"]["n"] == 64
+    frames = Episodes.load(next(Path("data").glob("*test*"))).arrays["observations"]
+    one = run.rollout(frames[0], torch.tensor([3, 4, 5]))
+    many = run.rollout(frames[:2].numpy(), torch.tensor([[3, 0], [4, 0], [5, 0]]))
+    assert one.shape == (3, 5, 4) and many.shape == (3, 2, 5, 4) and torch.allclose(many[:, 0], one, atol=1e-6)
+    with pytest.raises(worldmodels.UserError, match="2 observations"):
+        run.rollout(frames[:2], torch.tensor([1, 2, 3]))
+
+
+def test_a_sweep_trains_every_choice(at_home):
+    words = [*SMOKE, "core=gnn", "core.hidden_size=16", "-m", "seed=0,1", "run=runs/sweep"]
+    assert main(["train", *words]) == 0
+    for job, seed in (("0", 0), ("1", 1)):
+        assert worldmodels.load(f"runs/sweep/{job}").config["seed"] == seed
+
+
+def test_seeds_reproduce_a_run(at_home):
+    for name in ("b", "c"):
+        assert main(["train", *SMOKE, "core=snps", "core.num_stages=2", f"run=runs/{name}"]) == 0
+    a, b, c = (worldmodels.load(f"runs/{name}").model.state_dict() for name in "abc")
+    assert all(torch.equal(a[key], b[key]) and torch.equal(b[key], c[key]) for key in a)
+
+
+@pytest.mark.parametrize("core", ["gnn", "snps", "pnps", "gru", "mlp"])
+def test_every_core_trains(at_home, core):
+    assert main(["train", *SMOKE, f"core={core}", f"run=runs/core_{core}", "trainer.steps=2"]) == 0
+
+
+def test_memory_can_be_carried(at_home):
+    words = [*SMOKE, "core=gru", "memory=carry", "trainer.window=4", "run=runs/carry", "evaluation.horizons=[1,3]"]
+    assert main(["train", *words]) == 0
+    evaluation = json.loads((at_home / "runs/carry/evaluation.json").read_text())
+    assert (evaluation["memory"], evaluation["burn_in"]) == ("carry", 5)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "more"),
+    [
+        ("CartPole-v1", ["encoder=vector"]),
+        ("MiniGrid-Empty-5x5-v0", ["env.resize=[50,50]"]),
+        ("Pendulum-v1", ["encoder=vector", "core=gru"]),
+    ],
+)
+def test_any_gymnasium_environment_trains(at_home, env_id, more):
+    words = [f"env.id={env_id}", "size=smoke", f"run=runs/{env_id}", *more, "evaluation.horizons=[1,5]"]
+    assert main(["train", *words]) == 0
+    assert (at_home / f"runs/{env_id}/figures/rollout.png").is_file()
+
+
+# What a user gets wrong.
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["trian"], "did you mean 'train'"),
+        (["train", *SMOKE, "core=snsp"], "did you mean 'snps'"),
+        (["train", *SMOKE, "core=gnn", "core.hiden_size=3"], "did you mean 'hidden_size'"),
+        (["train", *SMOKE, "trainer.stepz=3"], "did you mean 'steps'"),
+        (["train", *SMOKE, "sead=3"], "did you mean 'seed'"),
+        (["train", *SMOKE, "+foo=3"], "leave out the '+'"),
+        (["train", *SMOKE, "trainer.steps=many"], "many"),
+        (["train", "experiment=blocks_physics"], "did you mean 'block_physics'"),
+        (["train", "size=smoke"], "env.id="),
+        (["train", "size=smoke", "env.id=CartPol-v1"], "did you mean 'CartPole-v1'"),
+        (["train", "size=smoke", "env.id=CartPole-v1", "run=runs/x1"], "takes pictures"),
+        (["train", *SMOKE, "encoder=vector", "run=runs/x2"], "use encoder=cswm"),
+        (["train", *SMOKE, "encoder.num_slots=4", "run=runs/x3"], "set encoder.num_slots=5"),
+        (["train", *SMOKE, "core=custom", "core._target_=no.such.Core", "run=runs/x4"], "cannot be imported"),
+        (["train", *SMOKE, "core._target_=worldmodels.cores.mlp.MLP", "run=runs/x5"], "does not take core.edge_actions"),
+        (["train", *SMOKE, "core=mlp", "memory=carry", "run=runs/x6"], "needs a core with a state"),
+        (["train", *SMOKE, "objective.negatives=hard", "run=runs/x7"], "expected one of"),
+        (["train", *SMOKE, "env.kwargs.mode=seen", "run=runs/x8"], "mode is 'seen'"),
+        (["train", *SMOKE, "data.train.path=nothing", "run=runs/x9"], "no data at nothing"),
+        (["train", *SMOKE, "core=gnn", "run=runs/a"], "holds a run already"),
+        (["train", "resume=nothing"], "no run at nothing"),
+        (["train", "resume=runs/a", "seed=1"], "leave out 'seed=1'"),
+        (["evaluate", "run=nothing"], "no run at nothing"),
+        (["evaluate"], "run= is missing"),
+        (["evaluate", "rum=x"], "did you mean 'run'"),
+        (["evaluate", "runs/a"], "expected key=value"),
+        (["evaluate", "run=runs/a", "data=nothing"], "no data at nothing"),
+        (["collect", "env=CartPole-v1", "path=runs"], "exists already"),
+        (["collect", "env=CartPole-v1", "path=x", "policy=nothing:here"], "write module:name"),
+        (["collect", "env=CartPole-v1", "path=x", "episodes=few"], "few"),
+        (["compare", "runs=[nothing]"], "evaluate run=nothing"),
+        (["check"], "give one thing"),
+        (["check", "core=nothing:Here"], "cannot be imported"),
+    ],
+)
+def test_mistakes_get_one_line(at_home, capsys, words, says):
+    assert says in refused(capsys, *words)
+
+
+def test_debug_shows_the_traceback(at_home):
+    with pytest.raises(worldmodels.UserError):
+        main(["evaluate", "run=nothing", "--debug"])
+
+
+def test_damaged_run_folders(at_home, capsys, tmp_path):
+    import shutil
+
+    shutil.copytree("runs/a", tmp_path / "a")
+    run = tmp_path / "a"
+    weights = checkpoints.latest(run) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:50])
+    assert "cannot be read" in refused(capsys, "evaluate", f"run={run}")
+    (run / "config.yaml").write_text("a: [")
+    assert "not the config of a run" in refused(capsys, "evaluate", f"run={run}")
+    (run / "config.yaml").write_text("a: 1")
+    assert "not the config of a run" in refused(capsys, "evaluate", f"run={run}")
+
+
+def test_a_missing_extra_names_its_pip_command(at_home, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    line = refused(capsys, "import-cswm", "file=x.h5", "path=x", "action_size=20")
+    assert "pip install 'worldmodels[data]'" in line
+
+
+def run_in_shell(words, folder, **options):
+    command = [sys.executable, "-P", "-m", "worldmodels", *words]
+    return subprocess.Popen(
+        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options
+    )
+
+
+def test_a_full_disk_and_a_control_c_lose_nothing(home, tmp_path):
+    """Two real processes: one may write no file above 120 kB, one is interrupted; both resume to the same weights."""
+    long = ["train", *SMOKE, "core=gnn", "core.hidden_size=64", f"data.dir={home}/data", "trainer.steps=60", "trainer.checkpoint_every=5"]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, resource.RLIM_INFINITY))  # noqa: E731
+    full = run_in_shell([*long, f"run={tmp_path}/full"], tmp_path, preexec_fn=limit)
+    _, err = full.communicate(timeout=120)
+    assert full.returncode == 2 and err.count("\n") == 1 and "make room" in err, err
+    slow = [word.replace("trainer.steps=60", "trainer.steps=100000") for word in long]
+    stopped = run_in_shell([*slow, f"run={tmp_path}/stopped"], tmp_path)
+    deadline = time.time() + 100
+    while checkpoints.latest(tmp_path / "stopped") is None and time.time() < deadline:
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGINT)
+    _, err = stopped.communicate(timeout=60)
+    assert stopped.returncode == 2 and "interrupted; what was saved is whole" in err and err.count("\n") == 1, err
+    config = tmp_path / "stopped" / "config.yaml"
+    config.write_text(config.read_text().replace("steps: 100000", "steps: 60"))
+    if int(checkpoints.latest(tmp_path / "stopped").name.split("_")[1]) > 60:
+        pytest.skip("the machine was faster than the interruption")
+    for name in ("full", "stopped"):
+        resumed = run_in_shell(["train", f"resume={tmp_path}/{name}"], tmp_path)
+        _, err = resumed.communicate(timeout=120)
+        assert resumed.returncode == 0, err
+    whole = run_in_shell([*long, f"run={tmp_path}/whole"], tmp_path)
+    whole.communicate(timeout=120)
+    states = [worldmodels.load(tmp_path / name).model.state_dict() for name in ("full", "stopped", "whole")]
+    assert all(torch.equal(a, b) and torch.equal(b, c) for a, b, c in zip(*(s.values() for s in states), strict=True))
+
+
+def test_help_and_lists(capsys):
+    for words in ([], ["--help"], ["collect", "--help"], ["envs"], ["cores"], ["--version"]):
+        try:
+            assert main(words) == 0
+        except SystemExit as stop:
+            assert stop.code == 0
+        assert capsys.readouterr().out.strip()
+    main(["cores"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("gnn", "snps", "pnps", "gru", "mlp"))
+
+
+def test_check_passes_ours(capsys):
+    for what in ("worldmodels/BlockPhysics-v0", "CartPole-v1", "core=worldmodels.cores.gnn:GNN"):
+        assert main(["check", what]) == 0
+        assert "all checks passed" in capsys.readouterr().out

@@ -1,0 +1,194 @@
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from worldmodels.data import collect as collecting
+from worldmodels.data.collect import collect, find_spec, make_envs
+from worldmodels.data.episodes import Episodes
+from worldmodels.errors import UserError
+
+
+class Counter(VectorEnv):
+    """Counts its steps; copy b ends after 3 + b steps, by truncation if b is even. Observation: (episode, step)."""
+
+    def __init__(self, mode, num_envs=3):
+        self.mode, self.num_envs = mode, num_envs
+        self.metadata = {"autoreset_mode": mode}
+        self.single_observation_space = gym.spaces.Box(0, 1000, (2,), np.float32)
+        self.single_action_space = gym.spaces.Discrete(7)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def _obs(self):
+        return np.stack([self.episode, self.count], 1).astype(np.float32)
+
+    def _info(self):
+        return {"double": 2 * self.count.copy(), "_double": np.ones(self.num_envs, bool)}
+
+    def reset(self, *, seed=None, options=None):
+        if options and "reset_mask" in options:
+            mask = options["reset_mask"]
+            self.episode[mask] += 1
+            self.count[mask] = 0
+        else:
+            self.episode, self.count = np.zeros(self.num_envs, int), np.zeros(self.num_envs, int)
+        self.over = np.zeros(self.num_envs, bool)
+        return self._obs(), self._info()
+
+    def step(self, actions):
+        if self.mode == AutoresetMode.DISABLED:
+            assert not self.over.any(), "stepped after the end"
+        restart = self.over if self.mode == AutoresetMode.NEXT_STEP else np.zeros(self.num_envs, bool)
+        self.episode[restart] += 1
+        self.count = np.where(restart, 0, self.count + 1)
+        done = self.count >= 3 + np.arange(self.num_envs)
+        even = np.arange(self.num_envs) % 2 == 0
+        info, obs = self._info(), self._obs()
+        self.over = done
+        if self.mode == AutoresetMode.SAME_STEP and done.any():
+            final = np.empty(self.num_envs, object)
+            final[:] = [row if end else None for row, end in zip(obs, done, strict=True)]
+            kept = {"double": np.where(done, info["double"], 0), "_double": done}
+            self.episode[done] += 1
+            self.count = np.where(done, 0, self.count)
+            info = self._info() | {"final_obs": final, "_final_obs": done, "final_info": kept, "_final_info": done}
+            obs = self._obs()
+        return obs, np.where(restart, 0.0, 1.0), done & ~even, done & even, info
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_all_autoreset_modes_give_the_same_episodes(mode, tmp_path, monkeypatch):
+    gym.register("Counter-v0", entry_point=lambda: None, max_episode_steps=10)
+    try:
+        monkeypatch.setattr(collecting, "make_envs", lambda env_id, n, **_: Counter(mode, n))
+        episodes = collect("Counter-v0", tmp_path / "a", episodes=7, steps=10, num_envs=3)
+    finally:
+        del gym.registry["Counter-v0"]
+    assert sorted(episodes.lengths.tolist()) == [3, 3, 3, 4, 4, 5, 5]
+    for e, n in enumerate(episodes.lengths.tolist()):
+        rows = episodes.rows("observations", torch.full((n + 1,), e), torch.arange(n + 1))
+        assert rows[:, 1].tolist() == list(range(n + 1)) and len(rows[:, 0].unique()) == 1
+        double = episodes.rows("info/double", torch.full((n + 1,), e), torch.arange(n + 1))
+        assert double.tolist() == [2 * t for t in range(n + 1)]
+        rewards = episodes.rows("rewards", torch.full((n + 1,), e), torch.arange(n + 1))
+        assert rewards.tolist() == [1.0] * n + [0.0]
+        for name, even in (("truncated", True), ("terminated", False)):
+            flags = episodes.rows(name, torch.full((n + 1,), e), torch.arange(n + 1)).tolist()
+            assert flags == [t == n - 1 and ((n % 2 == 1) == even) for t in range(n + 1)]
+
+
+def test_recorded_transitions_can_be_replayed(tmp_path):
+    episodes = collect("worldmodels/BlockPhysics-v0", tmp_path / "a", episodes=6, steps=5, seed=9)
+    envs = make_envs("worldmodels/BlockPhysics-v0", 6)
+    first, _ = envs.reset(seed=9)
+    paths = episodes.paths(torch.arange(6), torch.zeros(6, dtype=torch.int64), 5)
+    assert torch.equal(paths.observations[0], first)
+    for t in range(5):
+        observation, *_, info = envs.step(paths.actions[t])
+        assert torch.equal(paths.observations[t + 1], observation)
+        assert torch.equal(episodes.rows("info/moved", torch.arange(6), torch.tensor(t + 1)), info["moved"])
+
+
+def test_seeds_repeat_and_more_episodes_than_copies(tmp_path):
+    options = {"episodes": 5, "steps": 4, "num_envs": 2}
+    a = collect("worldmodels/Shapes-v0", tmp_path / "a", seed=1, **options)
+    b = collect("worldmodels/Shapes-v0", tmp_path / "b", seed=1, **options)
+    c = collect("worldmodels/Shapes-v0", tmp_path / "c", seed=2, **options)
+    assert torch.equal(a.arrays["observations"], b.arrays["observations"])
+    assert not torch.equal(a.arrays["observations"], c.arrays["observations"])
+    assert a.lengths.tolist() == [4] * 5
+    starts = {row.numpy().tobytes() for row in a.rows("observations", torch.arange(5), torch.zeros(5).long())}
+    assert len(starts) == 5
+
+
+def test_invalid_transitions_can_be_dropped(tmp_path):
+    options = {"episodes": 300, "steps": 20, "env_kwargs": {"num_objects": 5}}
+    kept = collect("worldmodels/BlockPhysics-v0", tmp_path / "a", **options)
+    dropped = collect("worldmodels/BlockPhysics-v0", tmp_path / "b", drop_invalid=True, **options)
+    assert kept.arrays["info/invalid"].sum() > 10 and dropped.arrays["info/invalid"].sum() == 0
+    assert dropped.lengths.tolist() == [20] * 300
+    with pytest.raises(UserError, match="no 'invalid'"):
+        collect("CartPole-v1", tmp_path / "c", episodes=1, drop_invalid=True)
+
+
+def test_vectors_pictures_and_minigrid(tmp_path):
+    cart = collect("CartPole-v1", tmp_path / "a", episodes=20, seed=0)
+    assert cart.observation_shape == (4,) and cart.about["action"] == {"kind": "discrete", "sizes": [2]}
+    assert 5 < cart.lengths.float().mean() < 60
+    ends = cart.rows("terminated", torch.arange(20), cart.lengths - 1)
+    assert ends.all() and cart.arrays["terminated"].sum() == 20
+    pole = cart.rows("observations", torch.arange(20), cart.lengths)
+    assert ((pole[:, 2].abs() > 0.2) | (pole[:, 0].abs() > 2.4)).all()  # the last row is where it fell
+    grid = collect("MiniGrid-Empty-5x5-v0", tmp_path / "b", episodes=2, steps=6, resize=(28, 28))
+    assert grid.observation_shape == (28, 28, 3) and grid.arrays["observations"].dtype == torch.uint8
+    assert grid.arrays["observations"].float().std() > 10
+    box = collect("Pendulum-v1", tmp_path / "c", episodes=2, steps=5)
+    assert box.about["action"] == {"kind": "box", "sizes": [1]} and box.arrays["actions"].shape == (12, 1)
+
+
+def test_a_policy_can_be_given(tmp_path):
+    episodes = collect(
+        "worldmodels/Shapes-v0", tmp_path / "a", episodes=3, steps=4, policy=lambda obs, info: torch.full((3,), 6)
+    )
+    assert (episodes.rows("actions", torch.arange(3), torch.zeros(3).long()) == 6).all()
+
+
+def test_user_mistakes(tmp_path):
+    with pytest.raises(UserError, match="did you mean 'CartPole-v1'"):
+        find_spec("CartPol-v1")
+    with pytest.raises(UserError, match="no module 'nothere'"):
+        find_spec("nothere:Env-v0")
+    with pytest.raises(UserError, match="mode is 'seen'"):
+        make_envs("worldmodels/BlockPhysics-v0", 2, env_kwargs={"mode": "seen"})
+    with pytest.raises(UserError, match="colour"):
+        make_envs("worldmodels/BlockPhysics-v0", 2, env_kwargs={"colour": 1})
+    with pytest.raises(UserError, match="at least 1"):
+        collect("CartPole-v1", tmp_path / "a", episodes=0)
+    gym.register("Endless-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv")
+    try:
+        with pytest.raises(UserError, match="steps="):
+            collect("Endless-v0", tmp_path / "b", episodes=1)
+    finally:
+        del gym.registry["Endless-v0"]
+    with pytest.raises(UserError, match="resize is for pictures"):
+        collect("CartPole-v1", tmp_path / "c", episodes=1, resize=(5, 5))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cswm_files_are_imported(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    from worldmodels.data.importers import import_cswm
+
+    episodes = collect("worldmodels/Shapes-v0", tmp_path / "ours", episodes=12, steps=3, seed=4)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for e in range(12):
+            paths = episodes.paths(torch.tensor([e]), torch.tensor([0]), 3)
+            frames = paths.observations[:, 0].numpy().transpose(0, 3, 1, 2).astype(np.float32) / 255.0
+            group = file.create_group(str(e))
+            group["obs"], group["next_obs"], group["action"] = frames[:-1], frames[1:], paths.actions[:, 0].numpy()
+    imported = import_cswm(tmp_path / "x.h5", tmp_path / "a", action_size=20, actions_per_object=4)
+    assert torch.equal(imported.arrays["observations"], episodes.arrays["observations"])
+    assert torch.equal(imported.arrays["actions"], episodes.arrays["actions"])
+    assert torch.equal(imported.arrays["truncated"], episodes.arrays["truncated"])
+    assert imported.about["action"] == episodes.about["action"]
+    assert torch.equal(Episodes.load(tmp_path / "a").lengths, episodes.lengths)
+
+    with pytest.raises(UserError, match="up to 4"):
+        import_cswm(tmp_path / "x.h5", tmp_path / "b", action_size=5)
+    with pytest.raises(UserError, match="action_size="):
+        import_cswm(tmp_path / "x.h5", tmp_path / "b", action_size=0)
+    (tmp_path / "bad.h5").write_bytes(b"no HDF5")
+    with pytest.raises(UserError, match="cannot be read as HDF5"):
+        import_cswm(tmp_path / "bad.h5", tmp_path / "b", action_size=5)
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file.create_group("weights")
+    with pytest.raises(UserError, match="not numbered episodes"):
+        import_cswm(tmp_path / "other.h5", tmp_path / "b", action_size=5)
+    with h5py.File(tmp_path / "part.h5", "w") as file:
+        file.create_group("0")["obs"] = np.zeros((2, 3, 4, 4))
+    with pytest.raises(UserError, match="lacks 'obs'"):
+        import_cswm(tmp_path / "part.h5", tmp_path / "b", action_size=5)
+    assert not (tmp_path / "b").exists()

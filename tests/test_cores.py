@@ -1,0 +1,242 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from hydra.utils import get_class
+from torch import nn
+
+from worldmodels.attention import hard_choice
+from worldmodels.check import CONTRACT, check_core
+from worldmodels.core import Tokens, unroll
+from worldmodels.cores import CORES
+from worldmodels.cores.gnn import GNN
+from worldmodels.cores.gru import GRU
+from worldmodels.cores.mlp import MLP
+from worldmodels.cores.nps import PNPS, SNPS
+from worldmodels.grouped import GroupedLinear, GroupedMLP
+
+FACTORIES = {name: get_class(entry["_target_"]) for name, entry in CORES.items()}
+FACTORIES |= {
+    "gnn, edges see actions": lambda *sizes: GNN(*sizes, hidden_size=32, edge_actions=True),
+    "snps, 3 rules, 2 stages": lambda *sizes: SNPS(*sizes, num_rules=3, num_stages=2, score_dropout=0.3),
+    "pnps, 3 rules, 2 stages": lambda *sizes: PNPS(*sizes, num_rules=3, num_stages=2),
+}
+
+
+@pytest.mark.parametrize("contract", CONTRACT)
+@pytest.mark.parametrize("name", FACTORIES)
+def test_contract(name, contract):
+    CONTRACT[contract](FACTORIES[name])
+
+
+class Leaky(nn.Module):
+    """A core with every fault: state on itself, noise at evaluation, rows that see each other, a dead parameter."""
+
+    def __init__(self, token_size, num_slots, slot_size):
+        super().__init__()
+        self.token_size, self.num_slots, self.slot_size = token_size, num_slots, slot_size
+        self.linear, self.dead = nn.Linear(token_size, slot_size), nn.Linear(2, 2)
+        self.last = 0.0
+
+    def initial_state(self, batch_size, slots=None):
+        return {"h": torch.zeros(batch_size, 1)}
+
+    def prepare(self, tokens):
+        return tokens
+
+    def forward(self, tokens, state):
+        self.last = self.linear(tokens.features).mean(0, keepdim=True) + self.last
+        state["h"] += 1.0
+        return self.linear(tokens.features) + self.last.detach() + torch.rand(()), state
+
+    def explain(self, tokens, state):
+        return {}
+
+
+def test_the_contract_finds_faults():
+    found = {problem.split(":")[0] for problem in check_core(Leaky)}
+    assert found >= {"rows are independent", "every parameter gets gradient", "evaluation is deterministic", "state is a value"}
+
+
+def gather_scatter_gnn(core: GNN, features):
+    """C-SWM's form of the same network: a list of edges, one message each, messages added at their target."""
+    B, K, _ = features.shape
+    flat = features.reshape(B * K, -1)
+    pairs = [(b * K + i, b * K + j) for b in range(B) for i in range(K) for j in range(K) if i != j]
+    node_inputs = flat.new_zeros(B * K, core.edge_out.out_features)
+    if pairs:
+        row, column = torch.tensor(pairs).T
+        ends = flat[:, : core.edge_size]
+        edge = torch.relu(core.edge_in(torch.cat([ends[row], ends[column]], 1)))
+        edge = core.edge_out(torch.relu(core.edge_norm(core.edge_hidden(edge))))
+        node_inputs = node_inputs.index_add(0, row, edge)
+    node = torch.relu(core.node_in(torch.cat([flat, node_inputs], 1)))
+    return core.node_out(torch.relu(core.node_norm(core.node_hidden(node)))).view(B, K, -1)
+
+
+@pytest.mark.parametrize("K", [1, 2, 5])
+@pytest.mark.parametrize("edge_actions", [False, True])
+def test_gnn_equals_its_gather_scatter_form(K, edge_actions):
+    core = GNN(7, K, 3, hidden_size=32, edge_actions=edge_actions).double()
+    features = torch.randn(6, K, 7, dtype=torch.float64, requires_grad=True)
+    ours, _ = core(Tokens(features), {})
+    plain = gather_scatter_gnn(core, features)
+    assert torch.allclose(ours, plain, atol=1e-12)
+    a, b = (torch.autograd.grad(y.square().sum(), [features, core.node_in.weight]) for y in (ours, plain))
+    assert all(torch.allclose(x, y, atol=1e-9) for x, y in zip(a, b, strict=True))
+
+
+def test_gnn_edges_see_actions_only_if_asked():
+    for edge_actions in (False, True):
+        core = GNN(5, 3, 2, hidden_size=16, edge_actions=edge_actions)
+        features = torch.randn(1, 3, 5)
+        acted = features.clone()
+        acted[:, 0, 2:] += 1.0
+        change = (core(Tokens(acted), {})[0] - core(Tokens(features), {})[0]).abs().sum(-1)[0]
+        assert change[0] > 0 and bool((change[1:] > 0).all()) == edge_actions
+
+
+@pytest.mark.parametrize("name", ["gnn", "snps", "pnps"])
+def test_an_absent_token_is_as_if_it_were_not_there(name):
+    core = FACTORIES[name](7, 4, 3).eval()
+    features = torch.randn(5, 4, 7)
+    mask = torch.tensor([True, True, True, False]).expand(5, 4)
+    masked = core(Tokens(features, mask=mask), {})[0][:, :3]
+    assert torch.allclose(masked, core(Tokens(features[:, :3]), {})[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gnn", "snps", "pnps", "snps, 3 rules, 2 stages", "pnps, 3 rules, 2 stages"])
+def test_slots_are_exchangeable_and_may_change_in_number(name):
+    core = FACTORIES[name](7, 4, 3).eval()
+    for K in (1, 4, 6):
+        features = torch.randn(5, K, 7)
+        order = torch.randperm(K)
+        straight, permuted = core(Tokens(features), {})[0], core(Tokens(features[:, order]), {})[0]
+        assert torch.allclose(straight[:, order], permuted, atol=1e-5)
+
+
+def plain_snps(core: SNPS, features):
+    """Algorithm 1 in loops, without noise."""
+    rules, D = core.rules, core.slot_size
+    out = features.clone()
+    for b in range(len(features)):
+        V = [row.clone() for row in features[b]]
+        for _ in range(core.num_stages):
+            keys = [rules.rule_key(R) for R in rules.embeddings]
+            queries = [rules.slot_query(v) for v in V]
+            scores = {(i, j): float(q @ k) for i, k in enumerate(keys) for j, q in enumerate(queries)}
+            r, p = max(scores, key=scores.get)
+            query = rules.context_query(V[p])
+            c = max(range(len(V)), key=lambda j: float(query @ rules.context_key(V[j])))
+            hidden = torch.cat([V[p], V[c]]) @ rules.mlps.hidden.weight[r] + rules.mlps.hidden.bias[r]
+            change = torch.relu(hidden) @ rules.mlps.output.weight[r] + rules.mlps.output.bias[r]
+            V[p] = torch.cat([V[p][:D] + change, V[p][D:]])
+        out[b] = torch.stack(V)
+    return (out - features)[..., :D]
+
+
+def plain_pnps(core: PNPS, features):
+    """Algorithm 2 in loops, without noise."""
+    rules, D = core.rules, core.slot_size
+    out = features.clone()
+    for b in range(len(features)):
+        V = [row.clone() for row in features[b]]
+        for _ in range(core.num_stages):
+            any_rule = core.any_rule(torch.cat(list(rules.embeddings)))
+            new = [v.clone() for v in V]
+            for p, v in enumerate(V):
+                key = core.null_key(v)
+                if float(any_rule @ key) <= float(core.null_rule @ key):
+                    continue
+                r = max(range(len(rules.embeddings)), key=lambda i: float(rules.slot_query(v) @ rules.rule_key(rules.embeddings[i])))
+                c = max(range(len(V)), key=lambda j: float(rules.context_query(v) @ rules.context_key(V[j])))
+                hidden = torch.cat([v, V[c]]) @ rules.mlps.hidden.weight[r] + rules.mlps.hidden.bias[r]
+                change = torch.relu(hidden) @ rules.mlps.output.weight[r] + rules.mlps.output.bias[r]
+                new[p] = torch.cat([v[:D] + change, v[D:]])
+            V = new
+        out[b] = torch.stack(V)
+    return (out - features)[..., :D]
+
+
+@pytest.mark.parametrize(("core_class", "plain"), [(SNPS, plain_snps), (PNPS, plain_pnps)])
+def test_nps_equals_its_algorithm(core_class, plain):
+    core = core_class(6, 4, 2, num_rules=3, num_stages=2, rule_size=8, key_size=4, hidden_size=16).eval()
+    features = 2.0 * torch.randn(20, 4, 6)
+    with torch.no_grad():
+        ours = core(Tokens(features), {})[0]
+        assert torch.allclose(ours, plain(core, features), atol=1e-5)
+    assert bool((ours.abs().sum(-1) > 0).any())
+
+
+def test_snps_changes_one_slot_a_stage_and_says_which():
+    for stages in (1, 3):
+        core = SNPS(6, 5, 2, num_rules=2, num_stages=stages).eval()
+        tokens = Tokens(torch.randn(40, 5, 6))
+        changed = core(tokens, {})[0].abs().sum(-1) > 0
+        assert changed.sum(1).max() <= stages
+        chosen = core.explain(tokens, {})
+        assert chosen["rule"].shape == chosen["primary"].shape == chosen["context"].shape == (40, stages)
+        for b in range(40):
+            assert set(changed[b].nonzero()[:, 0].tolist()) == set(chosen["primary"][b].tolist())
+
+
+def test_pnps_leaves_slots_of_the_null_rule_as_they_are():
+    core = PNPS(6, 5, 2, num_rules=2).eval()
+    tokens = Tokens(2 * torch.randn(200, 5, 6))
+    null = core.explain(tokens, {})["rule"][:, 0] == -1
+    unchanged = core(tokens, {})[0].abs().sum(-1) == 0
+    assert torch.equal(null, unchanged) and 0 < null.float().mean() < 1
+
+
+def test_nps_is_noisy_in_training_only():
+    core = SNPS(6, 5, 2)
+    tokens = Tokens(torch.randn(64, 5, 6))
+    assert not torch.equal(core(tokens, {})[0], core(tokens, {})[0])
+    core.eval()
+    assert torch.equal(core(tokens, {})[0], core(tokens, {})[0])
+
+
+def test_hard_choice_is_one_hot_with_the_gradient_of_the_softmax():
+    logits = torch.randn(50, 4, requires_grad=True)
+    choice = hard_choice(logits, noise=False, temperature=0.5)
+    assert torch.equal(choice.detach().round(), F.one_hot(logits.argmax(-1), 4).float())
+    weights = torch.randn(50, 4)
+    (got,) = torch.autograd.grad((choice * weights).sum(), logits)
+    (soft,) = torch.autograd.grad((torch.softmax(logits / 0.5, -1) * weights).sum(), logits)
+    assert torch.allclose(got, soft, atol=1e-6)
+
+
+def test_noisy_choices_follow_the_softmax():
+    logits = torch.tensor([0.0, 1.0, 2.0])
+    drawn = hard_choice(logits.expand(40_000, 3), noise=True).mean(0)
+    assert torch.allclose(drawn, torch.softmax(logits, 0), atol=0.01)
+
+
+def test_gru_equals_torchs_cell_and_mlp_its_network():
+    core = GRU(5, 3, 4)
+    tokens = torch.randn(7, 2, 3, 5)
+    slots, last = unroll(core, Tokens(tokens), core.initial_state(2))
+    cell = nn.GRUCell(15, 12)
+    with torch.no_grad():
+        cell.weight_ih.copy_(core.input_weight), cell.bias_ih.copy_(core.input_bias)
+        cell.weight_hh.copy_(core.hidden_weight), cell.bias_hh.copy_(core.hidden_bias)
+    hidden = torch.zeros(2, 12)
+    for t in range(7):
+        hidden = cell(tokens[t].flatten(1), hidden)
+        assert torch.allclose(slots[t].flatten(1), hidden, atol=1e-6)
+    assert torch.allclose(last["hidden"], hidden, atol=1e-6)
+    flat = MLP(5, 3, 4, hidden_size=8)
+    assert torch.equal(flat(Tokens(tokens[0]), {})[0].flatten(1), flat.network(tokens[0].flatten(1)))
+
+
+def test_grouped_layers_equal_separate_ones():
+    layer, mlp = GroupedLinear(3, 4, 5), GroupedMLP(3, 4, 6, 2)
+    x = torch.randn(2, 7, 3, 4)
+    for n in range(3):
+        assert torch.allclose(layer(x)[..., n, :], x[..., n, :] @ layer.weight[n] + layer.bias[n], atol=1e-6)
+        hidden = torch.relu(x[..., n, :] @ mlp.hidden.weight[n] + mlp.hidden.bias[n])
+        assert torch.allclose(mlp(x)[..., n, :], hidden @ mlp.output.weight[n] + mlp.output.bias[n], atol=1e-6)
+
+
+def test_a_token_shorter_than_its_slot_is_refused():
+    with pytest.raises(ValueError, match="begins with its slot"):
+        GNN(2, 3, 4)

@@ -1,0 +1,111 @@
+import pytest
+import torch
+
+from worldmodels.encoders import CSWMEncoder, SlotAttentionEncoder, VectorEncoder, pixels
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("size", "slots", "slot_size", "channels_in", "transition", "published"),
+    [
+        ("small", 5, 2, 3, 1_059_330, 1_347_209),
+        ("medium", 3, 4, 6, None, 1_399_947),
+        ("large", 5, 2, 3, 1_059_330, 2_625_577),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(size, slots, slot_size, channels_in, transition, published):
+    from worldmodels.cores.gnn import GNN
+
+    encoder = CSWMEncoder((50, 50, channels_in), slots, slot_size, size=size)
+    core = GNN(slot_size + (6 if slots == 3 else 4), slots, slot_size)
+    if transition:
+        assert count(core) == transition
+    if size == "small":
+        assert count(encoder) == 287_879
+    assert count(encoder) + count(core) == published
+
+
+@pytest.mark.parametrize("size", ["small", "medium", "large"])
+@pytest.mark.parametrize("shape", [(50, 50, 3), (56, 40, 1)])
+def test_shapes_for_pictures_of_any_size(size, shape):
+    encoder = CSWMEncoder(shape, 4, 3, size=size, hidden_size=32)
+    frames = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
+    assert encoder(frames).shape == (2, 4, 3)
+
+
+def test_pixels_are_channels_first_in_unit_range():
+    frames = torch.randint(0, 256, (2, 7, 4, 5, 3), dtype=torch.uint8)
+    got = pixels(frames)
+    assert got.shape == (2, 7, 3, 4, 5) and got.dtype == torch.float32
+    assert torch.equal(got[1, 2, 0], frames[1, 2, :, :, 0].float() / 255)
+
+
+def test_small_encoder_equals_its_layers_written_out():
+    encoder = CSWMEncoder((50, 50, 3), 5, 2, hidden_size=32).eval()
+    frames = torch.randint(0, 256, (3, 50, 50, 3), dtype=torch.uint8)
+    conv, norm, _, head, _ = encoder.maps
+    patches = frames.float().div(255).view(3, 5, 10, 5, 10, 3).permute(0, 1, 3, 5, 2, 4).reshape(3, 25, 300)
+    hidden = torch.relu((patches @ conv.weight.reshape(2, 300).T + conv.bias) / (1 + norm.eps) ** 0.5)
+    maps = torch.sigmoid(hidden @ head.weight[:, :, 0, 0].T + head.bias).transpose(1, 2)
+    assert torch.allclose(encoder(frames), encoder.mlp(maps), atol=1e-5)
+
+
+def plain_slot_attention(encoder, inputs):
+    """Algorithm 1 of the slot attention paper for one picture, inputs already normalised, in loops."""
+    D = encoder.slot_size
+    slots = [s.clone() for s in encoder.first_slots]
+    for _ in range(encoder.num_iterations):
+        queries = [encoder.query(encoder.slot_norm(s)) for s in slots]
+        weights = []
+        for x in inputs:
+            scores = torch.stack([encoder.key(x) @ q / D**0.5 for q in queries])
+            weights.append(torch.softmax(scores, 0) + 1e-8)  # over slots
+        new = []
+        for k, s in enumerate(slots):
+            total = sum(w[k] for w in weights)
+            update = sum(w[k] / total * encoder.value(x) for w, x in zip(weights, inputs, strict=True))
+            s = encoder.gru(update[None], s[None])[0]
+            new.append(s + encoder.mlp(s[None])[0])
+        slots = new
+    return torch.stack(slots)
+
+
+def test_slot_attention_equals_its_algorithm():
+    encoder = SlotAttentionEncoder((6, 6, 3), 3, 8, channels=4, hidden_size=8)
+    seen = []
+    encoder.inputs_norm.register_forward_hook(lambda module, args, output: seen.append(output))
+    frames = torch.randint(0, 256, (2, 6, 6, 3), dtype=torch.uint8)
+    with torch.no_grad():
+        got = encoder(frames)
+        for b in range(2):
+            assert torch.allclose(got[b], plain_slot_attention(encoder, seen[0][b]), atol=1e-5)
+
+
+def test_slot_attention_starts_from_the_same_slots_every_time():
+    encoder = SlotAttentionEncoder((10, 10, 3), 3, 8, channels=8, stride=2)
+    frames = torch.randint(0, 256, (1, 10, 10, 3), dtype=torch.uint8).expand(2, 10, 10, 3)
+    first, second = encoder(frames)
+    assert torch.equal(first, second) and torch.equal(encoder(frames)[0], first)
+    assert torch.pdist(first).min() > 1e-3  # no two slots alike
+
+
+def test_vectors():
+    encoder = VectorEncoder((4,), 3, 2)
+    assert encoder(torch.zeros(5, 4, dtype=torch.float64)).shape == (5, 3, 2)
+    assert VectorEncoder((), 3, 2)(torch.zeros(5, dtype=torch.int64)).shape == (5, 3, 2)
+
+
+def test_wrong_observations_are_refused():
+    with pytest.raises(ValueError, match="takes pictures"):
+        CSWMEncoder((4,), 5, 2)
+    with pytest.raises(ValueError, match="needs at least 10x10"):
+        CSWMEncoder((7, 50, 3), 5, 2)
+    with pytest.raises(ValueError, match="expected 'small'"):
+        CSWMEncoder((50, 50, 3), 5, 2, size="tiny")
+    with pytest.raises(ValueError, match="use encoder=cswm"):
+        VectorEncoder((50, 50, 3), 5, 2)
+    with pytest.raises(ValueError, match="takes pictures"):
+        SlotAttentionEncoder((4,), 5, 2)

@@ -1,0 +1,92 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worldmodels.losses import contrastive, draw_negatives, energy
+
+
+def test_energy_by_hand():
+    a = torch.tensor([[[0.0, 0.0], [1.0, 1.0]]])
+    b = torch.tensor([[[3.0, 4.0], [1.0, 0.0]]])
+    # squared distances 25 and 1, mean 13, times 1 / (2 * 0.25)
+    assert energy(a, b).tolist() == [26.0] and energy(a, b, sigma=1.0).tolist() == [6.5]
+
+
+def test_loss_by_hand():
+    """Two rows: each is the other's negative."""
+    slots = torch.tensor([[[0.0]], [[0.5]]])
+    pred, following = torch.tensor([[[0.1]], [[0.5]]]), torch.tensor([[[0.2]], [[0.5]]])
+    loss = contrastive(slots, pred, following, in_episode=0.0)
+    assert float(loss.positive) == pytest.approx(2 * 0.01 / 2)
+    assert float(loss.negative) == pytest.approx(1 - 2 * 0.25)
+    assert float(loss.total) == pytest.approx(0.51)
+    paper = contrastive(slots, pred, following, negatives="paper")
+    assert float(paper.negative) == pytest.approx(((1 - 2 * 0.09) + (1 - 2 * 0.25)) / 2)
+    far = contrastive(10 * slots, 10 * pred, 10 * following)
+    assert float(far.negative) == 0.0
+
+
+def plain_loss(slots, pred, following, row, negatives, hinge, sigma):
+    total = 0.0
+    for b in range(len(slots)):
+        scale = 0.5 / sigma**2
+        positive = scale * sum(float((pred[b, k] - following[b, k]).square().sum()) for k in range(slots.shape[1]))
+        anchor = following if negatives == "paper" else slots
+        negative = scale * sum(
+            float((anchor[b, k] - slots[row[b], k]).square().sum()) for k in range(slots.shape[1])
+        )
+        total += positive / slots.shape[1] + max(0.0, hinge - negative / slots.shape[1])
+    return total / len(slots)
+
+
+@pytest.mark.parametrize("negatives", ["cswm", "paper", "time_aligned"])
+def test_loss_equals_the_plain_form(negatives):
+    slots, pred, following = 0.4 * torch.randn(3, 12, 5, 2)
+    episode, step = torch.arange(12) // 3, torch.arange(12) % 3
+    options = {"in_episode": 0.5, "generator": torch.Generator().manual_seed(1)}
+    row = draw_negatives(episode, step, time_aligned=negatives == "time_aligned", **options)
+    options["generator"].manual_seed(1)
+    loss = contrastive(
+        slots, pred, following, episode=episode, step=step, negatives=negatives, hinge=0.7, sigma=0.8, **options
+    )
+    assert float(loss.total) == pytest.approx(plain_loss(slots, pred, following, row, negatives, 0.7, 0.8), rel=1e-5)
+
+
+def test_a_collapsed_encoder_pays_the_whole_hinge():
+    flat = torch.zeros(6, 5, 2)
+    assert contrastive(flat, flat, flat, hinge=0.9).total == pytest.approx(0.9)
+
+
+@given(st.integers(2, 12), st.integers(0, 1000))
+def test_no_row_is_its_own_negative(B, seed):
+    row = draw_negatives(torch.zeros(B).long(), torch.arange(B), generator=torch.Generator().manual_seed(seed))
+    assert (row != torch.arange(B)).all()
+
+
+def test_shares_and_kinds_of_negatives():
+    episode, step = torch.arange(400) // 4, torch.arange(400) % 4
+    generator = torch.Generator().manual_seed(0)
+    inside = draw_negatives(episode, step, in_episode=1.0, generator=generator)
+    assert (episode[inside] == episode).all() and (step[inside] != step).all()
+    half = draw_negatives(episode, step, in_episode=0.5, generator=generator)
+    assert 0.4 < float((episode[half] == episode).float().mean()) < 0.6
+    aligned = draw_negatives(episode, step, time_aligned=True, generator=generator)
+    assert (step[aligned] == step).all() and (episode[aligned] != episode).all()
+    own = sum(
+        int((draw_negatives(episode[:4], step[:4], self_pairs=True, generator=generator) == torch.arange(4)).sum())
+        for _ in range(500)
+    )
+    assert 400 < own < 600  # a quarter of 2,000
+    lonely = draw_negatives(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), in_episode=1.0, generator=generator)
+    assert lonely[0] != 0 and lonely[1:].tolist() == [2, 1]
+
+
+def test_bad_arguments_are_refused():
+    three = torch.zeros(3, 5, 2)
+    with pytest.raises(ValueError, match="negatives is 'hard'"):
+        contrastive(three, three, three, negatives="hard")
+    with pytest.raises(ValueError, match="share"):
+        contrastive(three, three, three, in_episode=1.5)
+    with pytest.raises(ValueError, match="at least two"):
+        contrastive(three[:1], three[:1], three[:1])

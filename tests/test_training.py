@@ -1,0 +1,219 @@
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import worldmodels
+from worldmodels import checkpoints
+from worldmodels.cores.gnn import GNN
+from worldmodels.data.collect import collect
+from worldmodels.encoders import CSWMEncoder
+from worldmodels.errors import UserError
+from worldmodels.evaluation import evaluate
+from worldmodels.logging import read_metrics
+from worldmodels.training import TrainerSettings, check, draw_paths, learning_rate, make_fabric, train
+from worldmodels.world_model import WorldModel
+
+QUICK = {"accelerator": "cpu", "batch_size": 32, "starts_per_episode": 2, "log_every": 2, "checkpoint_every": 4}
+
+
+def small_model(data, core=GNN, **options):
+    torch.manual_seed(0)
+    encoder = CSWMEncoder(data.observation_shape, 5, 2, hidden_size=32)
+    return WorldModel(encoder, core(7, 5, 2, **options), action=data.about["action"], action_to="slot")
+
+
+def run_training(data, run, steps=10, model=None, resume=False, objective=None, **settings):
+    settings = TrainerSettings(**(QUICK | {"steps": steps} | settings))
+    model = model or small_model(data, hidden_size=16)
+    objective = objective or {"in_episode": 0.5}
+    fabric = make_fabric(settings)
+    return train(model, data, settings, run, fabric=fabric, objective=objective, seed=3, resume=resume, quiet=True)
+
+
+def test_a_killed_run_resumes_bit_for_bit(block_episodes, tmp_path, monkeypatch):
+    from worldmodels.cores.nps import SNPS
+
+    fresh = lambda: small_model(block_episodes, SNPS, num_stages=2)  # noqa: E731  its choices draw noise
+    whole = run_training(block_episodes, tmp_path / "a", model=fresh())
+
+    class Killed(Exception):
+        pass
+
+    real = torch.nn.utils.clip_grad_norm_
+    calls = []
+
+    def killing(*args):
+        calls.append(1)
+        if len(calls) == 7:  # in the seventh step; the last checkpoint is of step 4
+            raise Killed
+        return real(*args)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", killing)
+    with pytest.raises(Killed):
+        run_training(block_episodes, tmp_path / "b", model=fresh())
+    monkeypatch.undo()
+    assert checkpoints.latest(tmp_path / "b").name == "step_000000000004"
+    assert [line["step"] for line in read_metrics(tmp_path / "b")] == [2, 4, 6]
+    torch.manual_seed(99)
+    resumed = run_training(block_episodes, tmp_path / "b", model=fresh(), resume=True)
+    for (name, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    steps = [line["step"] for line in read_metrics(tmp_path / "b")]
+    assert steps == [2, 4, 6, 8, 10]
+    losses = [[line["wm/loss"] for line in read_metrics(tmp_path / run)] for run in "ab"]
+    assert losses[0] == losses[1]
+
+
+def test_a_finished_run_can_be_resumed_without_harm(block_episodes, tmp_path):
+    first = run_training(block_episodes, tmp_path, steps=4)
+    again = run_training(block_episodes, tmp_path, steps=4, resume=True)
+    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_an_interrupted_save_leaves_the_checkpoint_before(block_episodes, tmp_path, monkeypatch):
+    real = checkpoints.write_aside
+
+    def interrupted(path, data):
+        if path.name == "model.safetensors" and "000008" in str(path):
+            (path.parent / ".model.safetensors.partial").write_bytes(data[:10])
+            raise KeyboardInterrupt
+        real(path, data)
+
+    monkeypatch.setattr(checkpoints, "write_aside", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(block_episodes, tmp_path / "b")
+    monkeypatch.undo()
+    assert checkpoints.latest(tmp_path / "b").name == "step_000000000004"
+    whole = run_training(block_episodes, tmp_path / "a")
+    resumed = run_training(block_episodes, tmp_path / "b", resume=True)
+    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True))
+    left = sorted(path.name for path in (tmp_path / "b" / "checkpoints").iterdir())
+    assert left == ["step_000000000008", "step_000000000010"]
+
+
+def test_a_loss_that_is_not_finite_names_its_step(block_episodes, tmp_path):
+    model = small_model(block_episodes, hidden_size=16)
+    real = model.forward
+    calls = []
+
+    def poisoned(*args):
+        calls.append(1)
+        slots, pred = real(*args)
+        return slots, pred * (math.nan if len(calls) == 7 else 1.0)
+
+    model.forward = poisoned
+    with pytest.raises(UserError, match=r"not finite at step 7; the last good checkpoint is .*step_000000000004"):
+        run_training(block_episodes, tmp_path, model=model)
+    weights = load_file(checkpoints.latest(tmp_path) / "model.safetensors")
+    assert all(torch.isfinite(value).all() for value in weights.values())
+
+
+def test_damaged_and_foreign_checkpoints(block_episodes, tmp_path):
+    run_training(block_episodes, tmp_path, steps=4)
+    last = checkpoints.latest(tmp_path)
+    (last / "trainer_0.pt").write_bytes(b"garbage")
+    with pytest.raises(UserError, match="damaged or not ours"):
+        run_training(block_episodes, tmp_path, steps=8, resume=True)
+    with pytest.raises(UserError, match="another model"):
+        checkpoints.load_weights(last, small_model(block_episodes, hidden_size=8))
+    weights = last / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(UserError, match="cannot be read"):
+        checkpoints.load_weights(last, small_model(block_episodes, hidden_size=16))
+    (last / "meta.json").write_text('{"format": "other"}')
+    with pytest.raises(UserError, match="another program"):
+        checkpoints.read_meta(last)
+
+
+def test_no_pickle_is_executed_on_resume(block_episodes, tmp_path):
+    import pickle
+
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "exploded",))
+
+    run_training(block_episodes, tmp_path / "run", steps=4)
+    (checkpoints.latest(tmp_path / "run") / "trainer_0.pt").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(UserError, match="damaged or not ours"):
+        run_training(block_episodes, tmp_path / "run", steps=8, resume=True)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_learning_rates_by_hand():
+    settings = TrainerSettings(steps=100, learning_rate=1.0, warmup_steps=10, schedule="cosine")
+    assert learning_rate(0, settings) == pytest.approx(0.1)
+    assert learning_rate(50, settings) == pytest.approx(0.5)
+    assert learning_rate(99, settings) < 0.001
+    assert learning_rate(7, TrainerSettings(learning_rate=0.3)) == 0.3
+
+
+@pytest.mark.parametrize("time_aligned", [False, True])
+def test_drawn_windows_are_inside_and_different(block_episodes, time_aligned):
+    generator = torch.Generator().manual_seed(0)
+    seen = set()
+    for _ in range(100):
+        paths = draw_paths(block_episodes, 48, 2, 4, time_aligned=time_aligned, generator=generator)
+        assert paths.observations.shape == (3, 24, 50, 50, 3) and paths.actions.shape == (2, 24)
+        episode, step = paths.episode.view(6, 4), paths.step.view(6, 4)
+        assert (episode == episode[:, :1]).all() and (step.diff(dim=1) > 0).all()
+        assert step.min() >= 0 and step.max() + 2 <= 12
+        if time_aligned:
+            assert (step == step[:1]).all()
+        seen |= set(step.flatten().tolist())
+    assert seen == set(range(11))
+
+
+def test_settings_that_cannot_work_are_refused(block_episodes):
+    for options, says in [
+        ({"schedule": "linear"}, "expected 'constant' or 'cosine'"),
+        ({"steps": 0}, "at least 1"),
+        ({"batch_size": 30, "window": 4}, "no multiple"),
+        ({"batch_size": 40, "window": 20, "starts_per_episode": 1}, "longest episode has 12"),
+        ({"starts_per_episode": 1}, "starts_per_episode=4"),
+    ]:
+        with pytest.raises(UserError, match=says):
+            check(TrainerSettings(**(QUICK | options)), block_episodes, {"in_episode": 0.5})
+
+
+def test_a_trained_model_beats_its_own_copy(tmp_path):
+    """Two blocks that block each other: in their own episode, five imagined steps find the true state where the latent
+    copy, predicting that nothing moves, almost never does."""
+    options = {"env_kwargs": {"num_objects": 2}}
+    data = collect("worldmodels/Shapes-v0", tmp_path / "train", episodes=200, steps=50, seed=1, **options)
+    test = collect("worldmodels/Shapes-v0", tmp_path / "test", episodes=500, steps=10, seed=2, **options)
+    torch.manual_seed(0)
+    encoder = CSWMEncoder(data.observation_shape, 2, 2, hidden_size=64, channels=16)
+    model = WorldModel(encoder, GNN(6, 2, 2, hidden_size=64), action=data.about["action"], action_to="slot")
+    settings = {"steps": 800, "batch_size": 128, "window": 4, "learning_rate": 3e-3, "warmup_steps": 50}
+    run_training(data, tmp_path / "run", model=model, schedule="cosine", checkpoint_every=800, **settings)
+    inside = evaluate(model, test, horizons=(1, 5))["in_episode"]
+    assert inside["5"]["copy_h@1"] < 0.1 and inside["5"]["h@1"] > 0.6, inside
+    assert inside["1"]["copy_h@1"] < 0.3 and inside["1"]["h@1"] > 0.9, inside
+
+
+def test_two_processes_train_one_model(tmp_path):
+    """torchrun with two CPU processes: they end with equal weights, and resume."""
+    command = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29611"]
+    command += ["-m", "worldmodels", "train", "experiment=block_physics", "core=snps", "size=smoke", f"run={tmp_path}/run"]
+    command += [f"data.dir={tmp_path}/data", "trainer.accelerator=cpu", "logger.figures=false"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("effective rank") == 1  # one process speaks
+    last = checkpoints.latest(tmp_path / "run")
+    assert {path.name for path in last.iterdir()} == {"meta.json", "model.safetensors", "trainer_0.pt", "trainer_1.pt"}
+    assert json.loads((last / "meta.json").read_text())["processes"] == 2
+    states = [torch.load(last / f"trainer_{rank}.pt", weights_only=True) for rank in (0, 1)]
+    moments = [state["optimizer"]["state"] for state in states]
+    for key, entry in moments[0].items():
+        assert torch.equal(entry["exp_avg"], moments[1][key]["exp_avg"])  # gradients were averaged
+    assert not torch.equal(states[0]["batches"], states[1]["batches"])  # each draws its own batches
+    with pytest.raises(UserError, match="holds a run already"):
+        worldmodels.train("experiment=block_physics", "size=smoke", f"run={tmp_path}/run", f"data.dir={tmp_path}/data")

@@ -1,0 +1,202 @@
+import pytest
+import torch
+from torch import nn
+
+from worldmodels.cores.gnn import GNN
+from worldmodels.cores.gru import GRU
+from worldmodels.data.episodes import Episodes
+from worldmodels.errors import UserError
+from worldmodels.evaluation import evaluate
+from worldmodels.metrics import hits_at_k, mrr, ranks
+from worldmodels.world_model import WorldModel, attach
+
+BLOCKS = {"kind": "discrete", "sizes": [6], "per_object": 2}
+PLAIN = {"kind": "discrete", "sizes": [3, 2]}
+BOX = {"kind": "box", "sizes": [2]}
+
+
+def test_attaching_actions_by_hand():
+    slots = torch.zeros(1, 3, 1)
+    assert attach(slots, torch.tensor([3]), BLOCKS, "slot")[0, :, 1:].tolist() == [[0, 0], [0, 1], [0, 0]]
+    assert attach(slots, torch.tensor([3]), BLOCKS, "full")[0, :, 1:].tolist() == [[0, 0, 0, 1, 0, 0]] * 3
+    assert attach(slots, torch.tensor([[2, 1]]), PLAIN, "copy")[0, :, 1:].tolist() == [[0, 0, 1, 0, 1]] * 3
+    assert attach(slots, torch.tensor([[0.5, -1.0]]), BOX, "copy")[0, 1, 1:].tolist() == [0.5, -1.0]
+
+
+class Identity(nn.Module):
+    """The observation is the slots."""
+
+    def __init__(self, num_slots=3, slot_size=1):
+        super().__init__()
+        self.observation_shape, self.num_slots, self.slot_size = (num_slots, slot_size), num_slots, slot_size
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, observations):
+        return observations.float() * self.scale
+
+
+class Adder(nn.Module):
+    """A transparent core: delta is what the action says, one step of +1 or -1 on the acted slot, plus memory's count."""
+
+    def __init__(self, token_size, num_slots, slot_size, remembers=False):
+        super().__init__()
+        self.token_size, self.num_slots, self.slot_size, self.remembers = token_size, num_slots, slot_size, remembers
+
+    def initial_state(self, batch_size, slots=None):
+        return {"count": torch.zeros(batch_size, 1)} if self.remembers else {}
+
+    def prepare(self, tokens):
+        return tokens
+
+    def forward(self, tokens, state):
+        delta = tokens.features[..., 1:2] - tokens.features[..., 2:3]
+        if self.remembers:
+            state = {"count": state["count"] + 1}
+            delta = delta + state["count"][..., None]
+        return delta, state
+
+    def explain(self, tokens, state):
+        return {}
+
+
+def adder(**options):
+    model = WorldModel(Identity(), Adder(3, 3, 1, options.pop("remembers", False)), action=BLOCKS, action_to="slot", **options)
+    if isinstance(model.readout, nn.Linear):
+        nn.init.ones_(model.readout.weight), nn.init.zeros_(model.readout.bias)
+    return model
+
+
+def test_step_and_rollout_by_hand():
+    model = adder()
+    slots = torch.tensor([[[10.0], [20.0], [30.0]]])
+    after, _ = model.step(slots, torch.tensor([2]))  # block 1, direction 0
+    assert after.flatten().tolist() == [10, 21, 30]
+    imagined = model.rollout(slots, torch.tensor([[2], [2], [5]]))
+    assert imagined.flatten(1).tolist() == [[10, 21, 30], [10, 22, 30], [10, 22, 29]]
+
+
+def test_memory_none_starts_afresh_and_carry_goes_on():
+    slots = torch.zeros(1, 3, 1)
+    actions = torch.tensor([[0], [0], [0]])
+    none = adder(remembers=True).rollout(slots, actions)[:, 0, 1, 0]
+    carry = adder(remembers=True, memory="carry").rollout(slots, actions)[:, 0, 1, 0]
+    assert none.tolist() == [1, 2, 3] and carry.tolist() == [1, 3, 6]
+    seen = torch.zeros(3, 1, 3, 1)
+    assert adder(remembers=True).predict(seen, actions)[0][:, 0, 1, 0].tolist() == [1, 1, 1]
+    assert adder(remembers=True, memory="carry").predict(seen, actions)[0][:, 0, 1, 0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("memory", ["none", "carry"])
+def test_predict_equals_steps(memory):
+    model = WorldModel(Identity(3, 4), GRU(10, 3, 5), action=BLOCKS, action_to="full", memory=memory).eval()
+    slots, actions = torch.randn(6, 2, 3, 4), torch.randint(0, 6, (6, 2))
+    whole, _ = model.predict(slots, actions)
+    state = None
+    for t in range(6):
+        pred, state = model.step(slots[t], actions[t], state)
+        assert torch.allclose(pred, whole[t], atol=1e-6)
+
+
+def test_forward_imagines_on_request():
+    model = WorldModel(Identity(3, 2), GNN(4, 3, 2, hidden_size=8), action=BLOCKS, action_to="slot")
+    observations, actions = torch.randn(4, 2, 3, 2), torch.randint(0, 6, (3, 2))
+    slots, pred = model(observations, actions)
+    assert torch.equal(slots, observations) and torch.allclose(pred[1], model.step(slots[1], actions[1])[0], atol=1e-6)
+    _, imagined = model(observations, actions, imagine=True)
+    assert torch.allclose(imagined, model.rollout(observations[0], actions)) and not torch.allclose(imagined[1], pred[1])
+
+
+def counting_episodes(N=80, steps=6):
+    """Slots that count; the truth of the transparent model."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randint(0, 50, (N, 3), generator=generator).float()
+    actions = torch.randint(0, 6, (N, steps + 1), generator=generator)
+    actions[:, -1] = 0
+    change = torch.zeros(N, steps, 3).scatter_(2, (actions[:, :-1] // 2)[..., None], 1.0 - 2.0 * (actions[:, :-1] % 2)[..., None])
+    states = torch.cat([start[:, None], start[:, None] + change.cumsum(1)], 1)
+    rows = N * (steps + 1)
+    moved = torch.zeros(N, steps + 1, 3, dtype=torch.bool)
+    moved[:, 2, :2] = torch.arange(N)[:, None] < 60  # 60 paths with two movers in step 2
+    arrays = {
+        "observations": states.reshape(rows, 3, 1),
+        "actions": actions.reshape(rows),
+        "info/moved": moved.reshape(rows, 3),
+        "info/positions": states.reshape(rows, 3, 1),
+    }
+    return Episodes(arrays, torch.full((N,), steps), {"action": BLOCKS})
+
+
+def test_a_perfect_model_scores_one_beside_its_copy():
+    model, episodes = adder(), counting_episodes()
+    result = evaluate(model, episodes, horizons=(1, 5))
+    assert result["all"]["5"]["h@1"] == 1.0 and result["in_episode"]["5"]["h@1"] > 0.99
+    seen = episodes.arrays["observations"].view(80, 7, 3)
+    copied = ranks(seen[:, 0], seen[:, 5])
+    assert result["all"]["5"]["copy_h@1"] == pytest.approx(hits_at_k(copied, 1))
+    assert result["all"]["5"]["copy_mrr"] == pytest.approx(mrr(copied))
+    assert result["all"]["5"]["true_copy_h@1"] == result["all"]["5"]["copy_h@1"]  # here slots are the true state
+    assert set(result["moved"]) == {"5"} and result["moved"]["5"]["n"] == 60  # step 2 lies beyond horizon 1
+    assert result["in_episode"]["5"]["copy_h@1"] < 0.3 and result["alarms"] == []
+    low, high = result["all"]["5"]["ci95"]
+    assert low == high == 1.0
+
+
+def test_in_episode_scores_by_hand():
+    """Predictions one too far: in-episode ranking counts the states nearer to the prediction, not those like the target."""
+    episodes = counting_episodes()
+    model = adder(remembers=True)  # every slot one too high
+    result = evaluate(model, episodes, horizons=(1,))
+    states = episodes.arrays["observations"].view(80, 7, 3)
+    hit = []
+    for e in range(80):
+        pred = states[e, 1] + 1.0
+        distance = (states[e] - pred).square().sum(-1)
+        others = [t for t in range(7) if not torch.equal(states[e, t], states[e, 1])]
+        less = sum(bool(distance[t] < distance[1]) for t in others)
+        ties = 1 + sum(bool(distance[t] == distance[1]) for t in others)
+        hit.append(max(0.0, min(1.0, (1 - less) / ties)))
+    assert result["in_episode"]["1"]["h@1"] == pytest.approx(sum(hit) / 80)
+    assert 0.1 < sum(hit) / 80 < 0.9
+
+
+def test_burn_in_fills_a_carried_state():
+    model = adder(remembers=True, memory="carry")
+    result = evaluate(model, counting_episodes(), horizons=(1, 2), burn_in=3)
+    assert result["burn_in"] == 3 and result["memory"] == "carry"
+    assert evaluate(model, counting_episodes(), horizons=(1,))["burn_in"] == 5
+
+
+def test_alarms():
+    model, episodes = adder(), counting_episodes()
+    with torch.no_grad():
+        model.encoder.scale.zero_()
+    collapsed = evaluate(model, episodes, horizons=(1,))
+    assert any(alarm.startswith("collapse") for alarm in collapsed["alarms"])
+    frozen = WorldModel(Identity(), Still(3, 3, 1), action=BLOCKS, action_to="slot")
+    still = evaluate(frozen, episodes, horizons=(1, 5))
+    assert any(alarm.startswith("shortcut: at 5 steps") for alarm in still["alarms"])
+    assert still["all"]["5"]["h@1"] == still["all"]["5"]["copy_h@1"]
+
+
+class Still(Adder):
+    """Predicts that nothing changes."""
+
+    def forward(self, tokens, state):
+        return torch.zeros_like(tokens.features[..., :1]), state
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(UserError, match="gives 2 actions to each of 4 slots"):
+        WorldModel(Identity(4), Adder(3, 4, 1), action=BLOCKS, action_to="slot")
+    with pytest.raises(UserError, match="does not have; use copy"):
+        WorldModel(Identity(), Adder(3, 3, 1), action=PLAIN, action_to="slot")
+    with pytest.raises(UserError, match="tokens of 3 for 3"):
+        WorldModel(Identity(), Adder(9, 3, 1), action=BLOCKS, action_to="slot")
+    with pytest.raises(UserError, match="needs a core with a state"):
+        WorldModel(Identity(), Adder(3, 3, 1), action=BLOCKS, action_to="slot", memory="carry")
+    with pytest.raises(UserError, match="expected one of"):
+        adder(memory="some")
+    with pytest.raises(UserError, match="the encoder takes"):
+        adder().encode(torch.zeros(2, 5, 5))
+    with pytest.raises(UserError, match="0 test episodes reach 9 steps"):
+        evaluate(adder(), counting_episodes(), horizons=(9,))

@@ -1,0 +1,263 @@
+"""The contracts a plug-in must keep: the checks behind ``worldmodels check`` and our own tests."""
+
+import copy
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.utils.env_checker import check_env as gymnasium_check
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from .core import RecurrentCore, State, Tokens, unroll
+from .data.collect import find_spec
+from .errors import UserError
+
+_STEPS = 12
+
+
+def check_env(env_id: str) -> list[str]:
+    """Check an environment: Gymnasium's checker, seeding, and the autoreset and step limit of its vector form.
+
+    Args:
+        env_id: any Gymnasium id, also ``package:Id-v0``.
+
+    Returns:
+        What to mend, one line each; empty if all is well.
+
+    Raises:
+        UserError: no such environment.
+    """
+    spec = find_spec(env_id)
+    problems: list[str] = []
+    with _collected(problems, "it cannot be made or fails Gymnasium's checker"), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        env = gym.make(spec.id)
+        gymnasium_check(env.unwrapped, skip_render_check=True)
+        env.close()
+    for warning in said:
+        line = str(warning.message).splitlines()[0]
+        if "WARN" in line and "infinity" not in line:  # an unbounded Box is allowed, and common
+            problems.append(f"Gymnasium's checker warns: {line}")
+    if problems and problems[0].startswith("it cannot"):
+        return problems
+    with _collected(problems, "seeding"):
+        first, second = _trace(spec.id, 7), _trace(spec.id, 7)
+        if not all(_same(a, b) for a, b in zip(first, second, strict=True)):
+            problems.append("two resets with one seed and the same actions differ; draw only from self.np_random")
+    with _collected(problems, "autoreset"):
+        problems += _check_autoreset(spec)
+    return problems
+
+
+@contextmanager
+def _collected(problems: list[str], what: str) -> Iterator[None]:
+    """Turn what a plug-in's code raises into a line."""
+    try:
+        yield
+    except Exception as error:  # a plug-in may raise anything; every kind is a finding
+        lines = str(error).splitlines() or [""]
+        problems.append(f"{what}: {type(error).__name__}: {lines[0]}")
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return np.array_equal(a, b)
+
+
+def _trace(env_id: str, seed: int) -> list[Any]:
+    env = gym.make(env_id)
+    env.action_space.seed(seed)
+    observation, _ = env.reset(seed=seed)
+    trace = [observation]
+    for _ in range(_STEPS):
+        observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        trace += [observation, reward, terminated]
+        if terminated or truncated:
+            trace.append(env.reset()[0])
+    env.close()
+    return trace
+
+
+def _check_autoreset(spec: Any) -> list[str]:
+    """The vector form ends episodes at the limit and starts new ones as its metadata say."""
+    kind = "vector_entry_point" if spec.vector_entry_point is not None else "sync"
+    limit = 3
+    envs = gym.make_vec(spec.id, num_envs=2, vectorization_mode=kind, max_episode_steps=limit)
+    try:
+        mode = envs.metadata.get("autoreset_mode")
+        if not isinstance(mode, AutoresetMode):
+            return [f"its vector form declares autoreset_mode {mode!r}; metadata must hold an AutoresetMode"]
+        envs.action_space.seed(0)
+        envs.reset(seed=0)
+        for step in range(1, limit + 1):
+            *_, terminated, truncated, info = envs.step(envs.action_space.sample())
+            ended = np.asarray(terminated) | np.asarray(truncated)
+            if ended.any() and step < limit:
+                return []  # it ends by itself before the limit: nothing to see here
+        if not np.asarray(truncated).all():
+            return [f"max_episode_steps={limit} does not truncate its vector form at step {limit}"]
+        if mode == AutoresetMode.SAME_STEP and "final_obs" not in info:
+            return ["it declares SAME_STEP but gives no info['final_obs'] when an episode ends"]
+        if mode == AutoresetMode.NEXT_STEP:
+            _, rewards, terminated, truncated, _ = envs.step(envs.action_space.sample())
+            if np.asarray(terminated).any() or np.asarray(truncated).any() or np.asarray(rewards).any():
+                return ["it declares NEXT_STEP, but the step after an episode's end is not an empty first step"]
+    finally:
+        envs.close()
+    return []
+
+
+def check_core(factory: Callable[..., RecurrentCore]) -> list[str]:
+    """Run the contract of cores on ``factory(token_size, num_slots, slot_size)``.
+
+    Returns:
+        What to mend, one line each; empty if all is well.
+    """
+    problems: list[str] = []
+    for name, contract in CONTRACT.items():
+        with _collected(problems, name):
+            torch.manual_seed(0)
+            contract(factory)
+    return problems
+
+
+T, B, K, D, F = 6, 4, 3, 8, 13
+
+
+def _example(factory: Callable[..., Any], *, time: int = T, batch: int = B) -> tuple[Any, Tokens]:
+    core = factory(F, K, D).eval()
+    return core, Tokens(torch.randn(time, batch, K, F), torch.randn(time, batch, K, 2))
+
+
+def _require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise UserError(otherwise)
+
+
+def _close(a: Tensor, b: Tensor, otherwise: str, tolerance: float = 1e-5) -> None:
+    worst = float((a - b).detach().abs().max())
+    _require(worst <= tolerance, f"{otherwise} (largest difference {worst:.2g})")
+
+
+def _protocol(factory: Callable[..., Any]) -> None:
+    core, _ = _example(factory)
+    _require(isinstance(core, RecurrentCore), "it lacks a member of worldmodels.core.RecurrentCore")
+    _require(isinstance(core, torch.nn.Module), "it is not an nn.Module")
+    sizes = (core.token_size, core.num_slots, core.slot_size)
+    _require(sizes == (F, K, D), f"built with sizes {(F, K, D)} it says {sizes}")
+
+
+def _shapes(factory: Callable[..., Any]) -> None:
+    for batch in (1, B):
+        core, tokens = _example(factory, batch=batch)
+        state = core.initial_state(batch)
+        _require(isinstance(state, dict), "initial_state must return a dict of tensors")
+        _require(all(len(leaf) == batch for leaf in state.values()), "every leaf of the state must begin with axis B")
+        slots, last = unroll(core, tokens, state)
+        _require(tuple(slots.shape) == (T, batch, K, D), f"slots are {tuple(slots.shape)}, expected {(T, batch, K, D)}")
+        same = {name: leaf.shape for name, leaf in state.items()} == {name: leaf.shape for name, leaf in last.items()}
+        _require(same, "the state changes its leaves or shapes in a step")
+        explained = core.explain(Tokens(*(None if x is None else x[0] for x in core.prepare(tokens))), state)
+        _require(all(len(v) == batch for v in explained.values()), "every entry of explain must begin with axis B")
+
+
+def _chunks(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    whole, last = unroll(core, tokens, core.initial_state(B))
+    state, parts = core.initial_state(B), []
+    for piece in (slice(0, 2), slice(2, T)):
+        slots, state = unroll(core, Tokens(*(None if x is None else x[piece] for x in tokens)), state)
+        parts.append(slots)
+    _close(torch.cat(parts), whole, "a sequence in two chunks is not the sequence as a whole")
+    for name in last:
+        _close(state[name], last[name], f"state {name!r} of two chunks is not that of the whole")
+
+
+def _resets(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    starts = torch.zeros(T, B, dtype=torch.bool)
+    starts[3, 1] = True
+    slots, _ = unroll(core, tokens, core.initial_state(B), starts)
+    fresh, _ = unroll(core, Tokens(*(None if x is None else x[3:] for x in tokens)), core.initial_state(B))
+    through, _ = unroll(core, tokens, core.initial_state(B))
+    _close(slots[3:, 1], fresh[:, 1], "a row reset in mid-sequence is not like one that starts there")
+    _close(slots[:, 0], through[:, 0], "resetting one row changes another")
+
+
+def _rows(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    together, _ = unroll(core, tokens, core.initial_state(B))
+    alone, _ = unroll(core, Tokens(*(None if x is None else x[:, 2:3] for x in tokens)), core.initial_state(1))
+    _close(together[:, 2:3], alone, "a row's slots depend on the other rows of the batch")
+
+
+def _gradients(factory: Callable[..., Any]) -> None:
+    core = factory(F, K, D).train()
+    tokens = Tokens(torch.randn(8, 64, K, F), torch.randn(8, 64, K, 2))
+    slots, _ = unroll(core, tokens, core.initial_state(64))
+    (slots * torch.randn_like(slots)).sum().backward()
+    dead = [name for name, p in core.named_parameters() if p.grad is None or not bool(p.grad.abs().sum() > 0)]
+    _require(not dead, f"no gradient reaches {', '.join(dead)}")
+
+
+def _deterministic(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    first, _ = unroll(core, tokens, core.initial_state(B))
+    second, _ = unroll(core, tokens, core.initial_state(B))
+    _require(torch.equal(first, second), "two evaluations of the same input differ; leave noise and dropout to training")
+
+
+def _copies(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    expected, _ = unroll(core, tokens, core.initial_state(B))
+    buffer = io.BytesIO()
+    torch.save(core.state_dict(), buffer)
+    buffer.seek(0)
+    other = factory(F, K, D).eval()
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    for name, twin in (("state_dict", other), ("deepcopy", copy.deepcopy(core))):
+        _close(unroll(twin, tokens, twin.initial_state(B))[0], expected, f"it does not survive {name}")
+
+
+def _float64(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    core = core.double()
+    tokens = Tokens(tokens.features.double(), None if tokens.positions is None else tokens.positions.double())
+    slots, state = unroll(core, tokens, core.initial_state(B))
+    kinds = {slots.dtype} | {leaf.dtype for leaf in state.values() if leaf.is_floating_point()}
+    _require(kinds == {torch.float64}, f"in float64 it returns {sorted(map(str, kinds))}")
+
+
+def _values(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    state: State = core.initial_state(B)
+    before = {name: leaf.clone() for name, leaf in state.items()}
+    features = tokens.features.clone()
+    prepared = core.prepare(tokens)
+    core(Tokens(*(None if x is None else x[0] for x in prepared)), state)
+    same = all(torch.equal(before[name], leaf) for name, leaf in state.items()) and torch.equal(features, tokens.features)
+    _require(same, "a step writes into the state or the tokens it was given; return new ones")
+
+
+CONTRACT: dict[str, Callable[[Callable[..., Any]], None]] = {
+    "protocol": _protocol,
+    "shapes": _shapes,
+    "chunked equals whole": _chunks,
+    "reset equals fresh start": _resets,
+    "rows are independent": _rows,
+    "every parameter gets gradient": _gradients,
+    "evaluation is deterministic": _deterministic,
+    "survives state_dict and deepcopy": _copies,
+    "works in float64": _float64,
+    "state is a value": _values,
+}
+"""The contract of cores, one function each, called with a factory ``(token_size, num_slots, slot_size) -> core``."""
