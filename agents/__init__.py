@@ -1,0 +1,1 @@
+"""Agents whose memory is a core."""

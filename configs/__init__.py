@@ -1,0 +1,1 @@
+"""Configurations of ``worldmodels train``, found by Hydra as ``pkg://worldmodels.configs``."""

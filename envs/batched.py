@@ -62,6 +62,7 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._state: State | None = None
+        self._episode = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
 
     # What a subclass writes.
 
@@ -172,10 +173,9 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
         if not isinstance(actions, Tensor):
             actions = torch.as_tensor(np.asarray(actions))
         space = self.single_action_space
-        if actions.shape != (self.num_envs, *space.shape):
-            raise ValueError(
-                f"actions have shape {tuple(actions.shape)}; expected {(self.num_envs, *space.shape)} for {space}"
-            )
+        expected = (self.num_envs, *(space.shape or ()))
+        if tuple(actions.shape) != expected:
+            raise ValueError(f"actions have shape {tuple(actions.shape)}; expected {expected} for {space}")
         on_host = actions.device.type == "cpu"
         if (
             isinstance(space, gym.spaces.Discrete)
@@ -221,7 +221,7 @@ class SingleEnv(gym.Env[Any, Any]):
         observation, reward, terminated, truncated, info = self.batched.step(actions)
         return _first(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
+    def render(self) -> np.ndarray | None:
         """The picture (H, W, 3) uint8, or None if no render mode was asked for."""
         images = self.batched.render()
         return None if images is None else images[0]

@@ -205,7 +205,9 @@ def test_pictures_show_the_blocks():
     cells = picture.view(5, 10, 5, 10, 3).permute(0, 2, 1, 3, 4)
     drawn = cells.flatten(2).any(-1)
     assert drawn.nonzero().tolist() == [[0, 0], [0, 4], [2, 2], [4, 0], [4, 4]]
-    assert cells[0, 0, 5, 5].tolist() == [228, 26, 28] and cells[2, 2].reshape(-1, 3).unique(dim=0).tolist() == [[77, 175, 74]]
+    assert cells[0, 0, 5, 5].tolist() == [228, 26, 28] and cells[2, 2].reshape(-1, 3).unique(dim=0).tolist() == [
+        [77, 175, 74]
+    ]
     assert np.array_equal(env.render()[0], picture.numpy())
 
 
@@ -247,7 +249,9 @@ def test_shuffled_objects_are_acted_on_where_they_stand():
     cell = before[:, 3] @ torch.tensor([5, 1])
     *_, info = env.step(cell * 5 + EAST)
     assert not info["moved"][:, :3][~info["moved"][:, 3]].any() and info["moved"][:, 3].float().mean() > 0.5
-    empty = torch.tensor([next(c for c in range(25) if c not in set(row.tolist())) for row in info["positions"] @ torch.tensor([5, 1])])
+    empty = torch.tensor(
+        [next(c for c in range(25) if c not in set(row.tolist())) for row in info["positions"] @ torch.tensor([5, 1])]
+    )
     *_, info = env.step(empty * 5 + EAST)
     assert not info["moved"].any()
 

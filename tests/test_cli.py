@@ -42,7 +42,9 @@ def refused(capsys, *words):
     code = main(list(words))
     captured = capsys.readouterr()
     assert code == 2, captured.out + captured.err
-    assert captured.err.startswith("worldmodels: ") and captured.err.count("\n") == 1 and "Traceback" not in captured.err
+    assert (
+        captured.err.startswith("worldmodels: ") and captured.err.count("\n") == 1 and "Traceback" not in captured.err
+    )
     return captured.err
 
 
@@ -161,7 +163,10 @@ def test_any_gymnasium_environment_trains(at_home, env_id, more):
         (["train", *SMOKE, "encoder=vector", "run=runs/x2"], "use encoder=cswm"),
         (["train", *SMOKE, "encoder.num_slots=4", "run=runs/x3"], "set encoder.num_slots=5"),
         (["train", *SMOKE, "core=custom", "core._target_=no.such.Core", "run=runs/x4"], "cannot be imported"),
-        (["train", *SMOKE, "core._target_=worldmodels.cores.mlp.MLP", "run=runs/x5"], "does not take core.edge_actions"),
+        (
+            ["train", *SMOKE, "core._target_=worldmodels.cores.mlp.MLP", "run=runs/x5"],
+            "does not take core.edge_actions",
+        ),
         (["train", *SMOKE, "core=mlp", "memory=carry", "run=runs/x6"], "needs a core with a state"),
         (["train", *SMOKE, "objective.negatives=hard", "run=runs/x7"], "expected one of"),
         (["train", *SMOKE, "env.kwargs.mode=seen", "run=runs/x8"], "mode is 'seen'"),
@@ -214,13 +219,27 @@ def test_a_missing_extra_names_its_pip_command(at_home, capsys, monkeypatch):
 def run_in_shell(words, folder, **options):
     command = [sys.executable, "-P", "-m", "worldmodels", *words]
     return subprocess.Popen(
-        command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}, **options
+        command,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        **options,
     )
 
 
 def test_a_full_disk_and_a_control_c_lose_nothing(home, tmp_path):
     """Two real processes: one may write no file above 120 kB, one is interrupted; both resume to the same weights."""
-    long = ["train", *SMOKE, "core=gnn", "core.hidden_size=64", f"data.dir={home}/data", "trainer.steps=60", "trainer.checkpoint_every=5"]
+    long = [
+        "train",
+        *SMOKE,
+        "core=gnn",
+        "core.hidden_size=64",
+        f"data.dir={home}/data",
+        "trainer.steps=60",
+        "trainer.checkpoint_every=5",
+    ]
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, resource.RLIM_INFINITY))  # noqa: E731
     full = run_in_shell([*long, f"run={tmp_path}/full"], tmp_path, preexec_fn=limit)
     _, err = full.communicate(timeout=120)

@@ -54,7 +54,12 @@ class Leaky(nn.Module):
 
 def test_the_contract_finds_faults():
     found = {problem.split(":")[0] for problem in check_core(Leaky)}
-    assert found >= {"rows are independent", "every parameter gets gradient", "evaluation is deterministic", "state is a value"}
+    assert found >= {
+        "rows are independent",
+        "every parameter gets gradient",
+        "evaluation is deterministic",
+        "state is a value",
+    }
 
 
 def gather_scatter_gnn(core: GNN, features):
@@ -147,7 +152,10 @@ def plain_pnps(core: PNPS, features):
                 key = core.null_key(v)
                 if float(any_rule @ key) <= float(core.null_rule @ key):
                     continue
-                r = max(range(len(rules.embeddings)), key=lambda i: float(rules.slot_query(v) @ rules.rule_key(rules.embeddings[i])))
+                r = max(
+                    range(len(rules.embeddings)),
+                    key=lambda i: float(rules.slot_query(v) @ rules.rule_key(rules.embeddings[i])),
+                )
                 c = max(range(len(V)), key=lambda j: float(rules.context_query(v) @ rules.context_key(V[j])))
                 hidden = torch.cat([v, V[c]]) @ rules.mlps.hidden.weight[r] + rules.mlps.hidden.bias[r]
                 change = torch.relu(hidden) @ rules.mlps.output.weight[r] + rules.mlps.output.bias[r]

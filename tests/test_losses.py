@@ -33,9 +33,7 @@ def plain_loss(slots, pred, following, row, negatives, hinge, sigma):
         scale = 0.5 / sigma**2
         positive = scale * sum(float((pred[b, k] - following[b, k]).square().sum()) for k in range(slots.shape[1]))
         anchor = following if negatives == "paper" else slots
-        negative = scale * sum(
-            float((anchor[b, k] - slots[row[b], k]).square().sum()) for k in range(slots.shape[1])
-        )
+        negative = scale * sum(float((anchor[b, k] - slots[row[b], k]).square().sum()) for k in range(slots.shape[1]))
         total += positive / slots.shape[1] + max(0.0, hinge - negative / slots.shape[1])
     return total / len(slots)
 

@@ -107,7 +107,9 @@ def test_reference_is_the_published_script():
     got = ranks(pred, target)
     hit, reciprocal = published_script(pred, target)
     assert 0.05 < hit < 0.95
-    assert hits_at_k(got, 1, ties="reference") == pytest.approx(hit) and mrr(got, ties="reference") == pytest.approx(reciprocal)
+    assert hits_at_k(got, 1, ties="reference") == pytest.approx(hit) and mrr(got, ties="reference") == pytest.approx(
+        reciprocal
+    )
 
 
 def test_one_row_and_bad_input():

@@ -93,7 +93,9 @@ def test_an_interrupted_save_leaves_the_checkpoint_before(block_episodes, tmp_pa
     assert checkpoints.latest(tmp_path / "b").name == "step_000000000004"
     whole = run_training(block_episodes, tmp_path / "a")
     resumed = run_training(block_episodes, tmp_path / "b", resume=True)
-    assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
+    )
     left = sorted(path.name for path in (tmp_path / "b" / "checkpoints").iterdir())
     assert left == ["step_000000000008", "step_000000000010"]
 
@@ -191,7 +193,7 @@ def test_a_trained_model_beats_its_own_copy(tmp_path):
     torch.manual_seed(0)
     encoder = CSWMEncoder(data.observation_shape, 2, 2, hidden_size=64, channels=16)
     model = WorldModel(encoder, GNN(6, 2, 2, hidden_size=64), action=data.about["action"], action_to="slot")
-    settings = {"steps": 800, "batch_size": 128, "window": 4, "learning_rate": 3e-3, "warmup_steps": 50}
+    settings = {"steps": 800, "batch_size": 128, "starts_per_episode": 4, "learning_rate": 3e-3, "warmup_steps": 50}
     run_training(data, tmp_path / "run", model=model, schedule="cosine", checkpoint_every=800, **settings)
     inside = evaluate(model, test, horizons=(1, 5))["in_episode"]
     assert inside["5"]["copy_h@1"] < 0.1 and inside["5"]["h@1"] > 0.6, inside
@@ -201,7 +203,15 @@ def test_a_trained_model_beats_its_own_copy(tmp_path):
 def test_two_processes_train_one_model(tmp_path):
     """torchrun with two CPU processes: they end with equal weights, and resume."""
     command = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29611"]
-    command += ["-m", "worldmodels", "train", "experiment=block_physics", "core=snps", "size=smoke", f"run={tmp_path}/run"]
+    command += [
+        "-m",
+        "worldmodels",
+        "train",
+        "experiment=block_physics",
+        "core=snps",
+        "size=smoke",
+        f"run={tmp_path}/run",
+    ]
     command += [f"data.dir={tmp_path}/data", "trainer.accelerator=cpu", "logger.figures=false"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)

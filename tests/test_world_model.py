@@ -60,7 +60,9 @@ class Adder(nn.Module):
 
 
 def adder(**options):
-    model = WorldModel(Identity(), Adder(3, 3, 1, options.pop("remembers", False)), action=BLOCKS, action_to="slot", **options)
+    model = WorldModel(
+        Identity(), Adder(3, 3, 1, options.pop("remembers", False)), action=BLOCKS, action_to="slot", **options
+    )
     if isinstance(model.readout, nn.Linear):
         nn.init.ones_(model.readout.weight), nn.init.zeros_(model.readout.bias)
     return model
@@ -103,7 +105,9 @@ def test_forward_imagines_on_request():
     slots, pred = model(observations, actions)
     assert torch.equal(slots, observations) and torch.allclose(pred[1], model.step(slots[1], actions[1])[0], atol=1e-6)
     _, imagined = model(observations, actions, imagine=True)
-    assert torch.allclose(imagined, model.rollout(observations[0], actions)) and not torch.allclose(imagined[1], pred[1])
+    assert torch.allclose(imagined, model.rollout(observations[0], actions)) and not torch.allclose(
+        imagined[1], pred[1]
+    )
 
 
 def counting_episodes(N=80, steps=6):
@@ -112,7 +116,9 @@ def counting_episodes(N=80, steps=6):
     start = torch.randint(0, 50, (N, 3), generator=generator).float()
     actions = torch.randint(0, 6, (N, steps + 1), generator=generator)
     actions[:, -1] = 0
-    change = torch.zeros(N, steps, 3).scatter_(2, (actions[:, :-1] // 2)[..., None], 1.0 - 2.0 * (actions[:, :-1] % 2)[..., None])
+    change = torch.zeros(N, steps, 3).scatter_(
+        2, (actions[:, :-1] // 2)[..., None], 1.0 - 2.0 * (actions[:, :-1] % 2)[..., None]
+    )
     states = torch.cat([start[:, None], start[:, None] + change.cumsum(1)], 1)
     rows = N * (steps + 1)
     moved = torch.zeros(N, steps + 1, 3, dtype=torch.bool)

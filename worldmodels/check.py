@@ -35,7 +35,10 @@ def check_env(env_id: str) -> list[str]:
     """
     spec = find_spec(env_id)
     problems: list[str] = []
-    with _collected(problems, "it cannot be made or fails Gymnasium's checker"), warnings.catch_warnings(record=True) as said:
+    with (
+        _collected(problems, "it cannot be made or fails Gymnasium's checker"),
+        warnings.catch_warnings(record=True) as said,
+    ):
         warnings.simplefilter("always")
         env = gym.make(spec.id)
         gymnasium_check(env.unwrapped, skip_render_check=True)
@@ -166,7 +169,7 @@ def _shapes(factory: Callable[..., Any]) -> None:
         _require(tuple(slots.shape) == (T, batch, K, D), f"slots are {tuple(slots.shape)}, expected {(T, batch, K, D)}")
         same = {name: leaf.shape for name, leaf in state.items()} == {name: leaf.shape for name, leaf in last.items()}
         _require(same, "the state changes its leaves or shapes in a step")
-        explained = core.explain(Tokens(*(None if x is None else x[0] for x in core.prepare(tokens))), state)
+        explained = core.explain(core.prepare(tokens).at(0), state)
         _require(all(len(v) == batch for v in explained.values()), "every entry of explain must begin with axis B")
 
 
@@ -175,7 +178,7 @@ def _chunks(factory: Callable[..., Any]) -> None:
     whole, last = unroll(core, tokens, core.initial_state(B))
     state, parts = core.initial_state(B), []
     for piece in (slice(0, 2), slice(2, T)):
-        slots, state = unroll(core, Tokens(*(None if x is None else x[piece] for x in tokens)), state)
+        slots, state = unroll(core, tokens.at(piece), state)
         parts.append(slots)
     _close(torch.cat(parts), whole, "a sequence in two chunks is not the sequence as a whole")
     for name in last:
@@ -187,7 +190,7 @@ def _resets(factory: Callable[..., Any]) -> None:
     starts = torch.zeros(T, B, dtype=torch.bool)
     starts[3, 1] = True
     slots, _ = unroll(core, tokens, core.initial_state(B), starts)
-    fresh, _ = unroll(core, Tokens(*(None if x is None else x[3:] for x in tokens)), core.initial_state(B))
+    fresh, _ = unroll(core, tokens.at(slice(3, None)), core.initial_state(B))
     through, _ = unroll(core, tokens, core.initial_state(B))
     _close(slots[3:, 1], fresh[:, 1], "a row reset in mid-sequence is not like one that starts there")
     _close(slots[:, 0], through[:, 0], "resetting one row changes another")
@@ -196,7 +199,7 @@ def _resets(factory: Callable[..., Any]) -> None:
 def _rows(factory: Callable[..., Any]) -> None:
     core, tokens = _example(factory)
     together, _ = unroll(core, tokens, core.initial_state(B))
-    alone, _ = unroll(core, Tokens(*(None if x is None else x[:, 2:3] for x in tokens)), core.initial_state(1))
+    alone, _ = unroll(core, tokens.at((slice(None), slice(2, 3))), core.initial_state(1))
     _close(together[:, 2:3], alone, "a row's slots depend on the other rows of the batch")
 
 
@@ -213,7 +216,9 @@ def _deterministic(factory: Callable[..., Any]) -> None:
     core, tokens = _example(factory)
     first, _ = unroll(core, tokens, core.initial_state(B))
     second, _ = unroll(core, tokens, core.initial_state(B))
-    _require(torch.equal(first, second), "two evaluations of the same input differ; leave noise and dropout to training")
+    _require(
+        torch.equal(first, second), "two evaluations of the same input differ; leave noise and dropout to training"
+    )
 
 
 def _copies(factory: Callable[..., Any]) -> None:
@@ -243,8 +248,10 @@ def _values(factory: Callable[..., Any]) -> None:
     before = {name: leaf.clone() for name, leaf in state.items()}
     features = tokens.features.clone()
     prepared = core.prepare(tokens)
-    core(Tokens(*(None if x is None else x[0] for x in prepared)), state)
-    same = all(torch.equal(before[name], leaf) for name, leaf in state.items()) and torch.equal(features, tokens.features)
+    core(prepared.at(0), state)
+    same = all(torch.equal(before[name], leaf) for name, leaf in state.items()) and torch.equal(
+        features, tokens.features
+    )
     _require(same, "a step writes into the state or the tokens it was given; return new ones")
 
 

@@ -182,6 +182,7 @@ def user_error(error: BaseException) -> UserError | None:
             return UserError(f"unknown key {cause.full_key or cause.key!r}; {hint}")
         cause = cause.__cause__ or cause.__context__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
+    full_key = getattr(error, "full_key", None)
+    key = f"{full_key}: " if full_key else ""
     hint = " (check the spelling of the override)" if isinstance(error, ConfigCompositionException) else ""
     return UserError(f"{key}{lines[0] if lines else type(error).__name__}{hint}")

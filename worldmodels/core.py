@@ -3,7 +3,7 @@
 Axes: ``B`` batch, ``T`` time, ``K`` slots, ``N`` tokens, ``D`` slot size, ``F`` token size. Sequences are time-major.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,6 +22,12 @@ class Tokens(NamedTuple):
     features: Tensor
     positions: Tensor | None = None
     mask: Tensor | None = None
+
+    def at(self, index: Any) -> "Tokens":
+        """Every part at an index of the first axis."""
+        positions = None if self.positions is None else self.positions[index]
+        mask = None if self.mask is None else self.mask[index]
+        return Tokens(self.features[index], positions, mask)
 
 
 State = dict[str, Tensor]
@@ -99,6 +105,6 @@ def unroll(
     for t in range(T):
         if starts is not None:
             state = reset_where(starts[t], initial, state)
-        slots_t, state = core(Tokens(*(None if part is None else part[t] for part in tokens)), state)
+        slots_t, state = core(tokens.at(t), state)
         slots.append(slots_t)
     return torch.stack(slots), state

@@ -1,8 +1,23 @@
 """Observations to slots."""
 
+from typing import Protocol, runtime_checkable
+
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """What an encoder is; each is an ``nn.Module``."""
+
+    observation_shape: tuple[int, ...]
+    num_slots: int
+    slot_size: int
+
+    def __call__(self, observations: Tensor) -> Tensor:
+        """Slots ``(B, K, D)`` of a batch of observations as the environment gives them."""
+        ...
 
 
 def pixels(observations: UInt8[Tensor, "*B H W C"]) -> Float[Tensor, "*B C H W"]:
@@ -190,8 +205,8 @@ class VectorEncoder(nn.Module):
         self.observation_shape = tuple(observation_shape)
         self.num_slots = num_slots
         self.slot_size = slot_size
-        self.network = nn.Sequential(
-            nn.Linear(size, hidden_size),
+        self.first = nn.Linear(size, hidden_size)
+        self.rest = nn.Sequential(
             nn.ReLU(),
             nn.Linear(hidden_size, hidden_size),
             nn.LayerNorm(hidden_size),
@@ -201,8 +216,8 @@ class VectorEncoder(nn.Module):
 
     def forward(self, observations: Tensor) -> Float[Tensor, "B K D"]:
         """Slots of a batch of vectors."""
-        flat = observations.reshape(len(observations), -1).to(self.network[0].weight.dtype)
-        return self.network(flat).unflatten(1, (self.num_slots, self.slot_size))
+        flat = observations.reshape(len(observations), -1).to(self.first.weight.dtype)
+        return self.rest(self.first(flat)).unflatten(1, (self.num_slots, self.slot_size))
 
 
 ENCODERS = {

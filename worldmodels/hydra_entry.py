@@ -10,13 +10,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from .config import register, plain, user_error
+from .config import plain, register, user_error
 from .errors import UserError
 from .run import Run, read_config, train_run
 
 CONFIGS = "pkg://worldmodels.configs"
-_FLAGS = ("-m", "--multirun", "--cfg", "--help", "-h", "--config-dir", "--info", "--resolve", "--package")
-
 
 def train_command(words: Sequence[str]) -> list[Run | None]:
     """Train what the words describe: overrides, ``-m`` for a sweep, ``resume=<folder>`` to go on with a run.
@@ -68,11 +66,11 @@ def _quoted(word: str) -> str:
 
 def _hydra(words: Sequence[str], job: Any) -> None:
     register()
-    flags = [word for word in words if word.startswith("-")]
-    keys = [word for word in words if not word.startswith("-")]
+    sweep = [word for word in words if word in ("-m", "--multirun")]  # argparse wants it before the overrides
+    words = [*sweep, *(word for word in words if word not in sweep)]
     before, path_before = sys.argv, list(sys.path)
     full_error = os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["worldmodels train", *flags, *keys]
+    sys.argv = ["worldmodels train", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

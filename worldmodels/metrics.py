@@ -25,7 +25,7 @@ class Ranks(NamedTuple):
     ties: Int[Tensor, " N"]
 
 
-def ranks(pred: Float[Tensor, "N *D"], target: Float[Tensor, "M *E"]) -> Ranks:
+def ranks(pred: Float[Tensor, " N *D"], target: Float[Tensor, " M *E"]) -> Ranks:
     """For each true next state, rank all predictions by their distance to it.
 
     ``D_ij = ||target_i - pred_j||^2``; ``less_i = #{j: D_ij < D_ii}``, ``ties_i = #{j: D_ij = D_ii}``. The published
@@ -142,7 +142,7 @@ def mrr(ranks: Ranks, *, ties: str = "expected") -> float:
 
 
 def ranks_within(
-    query: Float[Tensor, "N *D"], target: Float[Tensor, "N *D"], others: Float[Tensor, "N M *D"], present: Tensor
+    query: Float[Tensor, " N *D"], target: Float[Tensor, " N *D"], others: Float[Tensor, " N M *D"], present: Tensor
 ) -> Ranks:
     """For each prediction, rank its target among candidates of its own (those of its episode).
 
@@ -173,7 +173,7 @@ def mean_interval(values: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
-def effective_rank(slots: Float[Tensor, "N *D"]) -> float:
+def effective_rank(slots: Float[Tensor, " N *D"]) -> float:
     """How many directions an encoding uses: exp of the entropy of the covariance's normalised eigenvalues.
 
     Roy & Vetterli 2007, "The effective rank". 1 for a line, the dimension for a sphere, 0 for a single point.

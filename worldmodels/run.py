@@ -212,7 +212,7 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
 
     def score(model: WorldModel) -> dict[str, float]:
         result = evaluate(model, test, **(config["evaluation"] | {"limit": settings.evaluate_episodes}))
-        values = {}
+        values: dict[str, float] = {}
         for h, entry in result["all"].items():
             values |= {
                 f"wm/hits@1/h{h}": entry["h@1"],

@@ -16,7 +16,7 @@ from . import checkpoints
 from .data.episodes import Episodes, Paths
 from .errors import UserError
 from .logging import RunLog
-from .losses import contrastive
+from .losses import ContrastiveLoss, contrastive
 from .world_model import WorldModel
 
 
@@ -239,7 +239,9 @@ def train(
     return model
 
 
-def window_loss(slots: Tensor, pred_slots: Tensor, paths: Paths, objective: dict[str, Any], generator: torch.Generator):
+def window_loss(
+    slots: Tensor, pred_slots: Tensor, paths: Paths, objective: dict[str, Any], generator: torch.Generator
+) -> ContrastiveLoss:
     """The contrastive loss over all transitions of a batch of windows, ``slots (L + 1, B, K, D)``."""
     L, B = pred_slots.shape[:2]
     step = paths.step + torch.arange(L, device=paths.step.device)[:, None]

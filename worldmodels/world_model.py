@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .core import RecurrentCore, State, Tokens, unroll
+from .encoders import Encoder
 from .errors import UserError
 
 ACTION_TO = ("slot", "copy", "full")
@@ -90,7 +91,7 @@ class WorldModel(nn.Module):
 
     def __init__(
         self,
-        encoder: nn.Module,
+        encoder: Encoder,
         core: RecurrentCore,
         *,
         action: Mapping[str, Any],
@@ -98,10 +99,12 @@ class WorldModel(nn.Module):
         memory: str = "none",
     ):
         super().__init__()
+        self.encoder: Encoder
+        self.core: RecurrentCore
         if memory not in MEMORY:
             raise UserError(f"memory is {memory!r}; expected one of {list(MEMORY)}")
-        self.num_slots = int(encoder.num_slots)
-        self.slot_size = int(encoder.slot_size)
+        self.num_slots = encoder.num_slots
+        self.slot_size = encoder.slot_size
         self.action = dict(action)
         self.action_to = action_to
         self.memory = memory

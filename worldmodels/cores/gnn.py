@@ -68,7 +68,7 @@ class GNN(nn.Module):
         node = nn.functional.linear(features, self.node_in.weight[:, :F], self.node_in.bias)
         if K > 1:
             node = node + self._messages(features, tokens.mask)
-        hidden = torch.relu(self.node_norm(self.node_hidden(torch.relu(node))))
+        hidden = self.node_norm(self.node_hidden(node.relu_())).relu_()
         return self.node_out(hidden), state
 
     def _messages(self, features: Tensor, mask: Tensor | None) -> Tensor:
@@ -78,19 +78,28 @@ class GNN(nn.Module):
         to_weight, from_weight = self.edge_in.weight.split(self.edge_size, dim=1)
         receiving = nn.functional.linear(ends, to_weight, self.edge_in.bias)
         sending = nn.functional.linear(ends, from_weight)
-        others = (
-            torch.arange(K - 1, device=features.device) + torch.arange(1, K + 1, device=features.device)[:, None]
-        ) % K
-        pairs = torch.relu(receiving[:, :, None] + sending[:, others])  # (B, K, K - 1, hidden)
-        messages = torch.relu(self.edge_norm(self.edge_hidden(pairs)))
+        pairs = self._incidence(K, features) @ torch.cat([receiving, sending], dim=1)  # (B, K (K - 1), hidden)
+        messages = self.edge_norm(self.edge_hidden(pairs.relu_())).relu_().unflatten(1, (K, K - 1))
         count: Tensor | int = K - 1
         if mask is not None:
+            others = self._incidence(K, features)[:, K:].argmax(1).view(K, K - 1)
             present = mask[:, others].to(messages.dtype)
             messages = messages * present[..., None]
             count = present.sum(-1, keepdim=True)
         weight = self.node_in.weight[:, F:]
         folded = nn.functional.linear(messages.sum(2), weight @ self.edge_out.weight)
         return folded + count * (weight @ self.edge_out.bias)
+
+    @staticmethod
+    def _incidence(K: int, like: Tensor) -> Tensor:
+        """``(K (K - 1), 2 K)``: row (i, j), j != i, picks the receiving side of slot i and the sending side of slot j.
+
+        One small matmul forms all pairs; gathering them would cost a scatter in the backward pass.
+        """
+        same = torch.eye(K, dtype=like.dtype, device=like.device)
+        pairs = torch.cat([same[:, None].expand(K, K, K), same.expand(K, K, K)], dim=-1).flatten(0, 1)
+        off_diagonal = torch.arange(K * K, device=like.device).reshape(-1)[1:].view(K - 1, K + 1)[:, :-1].flatten()
+        return pairs[off_diagonal]
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """Nothing: every slot listens to all others."""

@@ -15,6 +15,8 @@ Departures:
 - The authors' code leaves the Gumbel noise on at evaluation; we choose by argmax there.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -55,7 +57,7 @@ class _Rules(nn.Module):
         scores = self.context_query(primary) @ self.context_key(tokens).transpose(1, 2)
         return scores if mask is None else scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
 
-    def apply(self, primary: Tensor, context: Tensor, rule: Tensor) -> Tensor:
+    def change(self, primary: Tensor, context: Tensor, rule: Tensor) -> Tensor:
         """Step 4: the chosen rule's MLP on ``[V_p, V_c]``, ``(B, P, D)``; ``rule (B, P, N)`` is one-hot."""
         pair = torch.cat([primary, context], dim=-1)
         outputs = self.mlps(pair[..., None, :].expand(*pair.shape[:-1], rule.shape[-1], -1))
@@ -120,22 +122,18 @@ class SNPS(nn.Module):
     def _run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         slots, attached = tokens.features.split([self.slot_size, self.token_size - self.slot_size], dim=-1)
         start = slots
+        choose = partial(hard_choice, noise=self.training, temperature=self.temperature)
         chosen = []
         for _ in range(self.num_stages):
             features = torch.cat([slots, attached], dim=-1)
             scores = self.score_dropout(self.rules.match(features))
             if tokens.mask is not None:
                 scores = scores.masked_fill(~tokens.mask[..., None], torch.finfo(scores.dtype).min)
-            choice = hard_choice(scores.flatten(1), noise=self.training, temperature=self.temperature)
-            choice = choice.view_as(scores)  # (B, K, N), a single one
+            choice = choose(scores.flatten(1)).view_as(scores)  # (B, K, N), a single one
             primary_slot, rule = choice.sum(2), choice.sum(1)  # (B, K), (B, N)
             primary = primary_slot[:, None] @ features  # (B, 1, F)
-            context_slot = hard_choice(
-                self.rules.context_scores(primary, features, tokens.mask),
-                noise=self.training,
-                temperature=self.temperature,
-            )
-            change = self.rules.apply(primary, context_slot @ features, rule[:, None])  # (B, 1, D)
+            context_slot = choose(self.rules.context_scores(primary, features, tokens.mask))
+            change = self.rules.change(primary, context_slot @ features, rule[:, None])  # (B, 1, D)
             slots = slots + primary_slot[..., None] * change
             chosen.append((rule.argmax(-1), primary_slot.argmax(-1), context_slot[:, 0].argmax(-1)))
         rule_index, primary_index, context_index = (torch.stack(part, dim=1) for part in zip(*chosen, strict=True))
@@ -204,22 +202,20 @@ class PNPS(nn.Module):
     def _run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         slots, attached = tokens.features.split([self.slot_size, self.token_size - self.slot_size], dim=-1)
         start = slots
-        noise = {"noise": self.training, "temperature": self.temperature}
+        choose = partial(hard_choice, noise=self.training, temperature=self.temperature)
         chosen = []
         for _ in range(self.num_stages):
             features = torch.cat([slots, attached], dim=-1)
             any_rule = self.any_rule(self.rules.embeddings.flatten())
             keys = self.null_key(features)
-            applies = hard_choice(torch.stack([keys @ any_rule, keys @ self.null_rule], dim=-1), **noise)[
-                ..., 0
-            ]  # (B, K)
+            applies = choose(torch.stack([keys @ any_rule, keys @ self.null_rule], dim=-1))[..., 0]  # (B, K)
             if tokens.mask is not None:
                 applies = applies * tokens.mask
             rule = features.new_ones(*features.shape[:2], 1)
             if self.chooses:
-                rule = hard_choice(self.rules.match(features), **noise)  # (B, K, N)
-            context_slot = hard_choice(self.rules.context_scores(features, features, tokens.mask), **noise)  # (B, K, K)
-            change = self.rules.apply(features, context_slot @ features, rule)
+                rule = choose(self.rules.match(features))  # (B, K, N)
+            context_slot = choose(self.rules.context_scores(features, features, tokens.mask))  # (B, K, K)
+            change = self.rules.change(features, context_slot @ features, rule)
             slots = slots + applies[..., None] * change
             null = applies.detach().round() == 0
             chosen.append((rule.argmax(-1).masked_fill(null, -1), context_slot.argmax(-1).masked_fill(null, -1)))

@@ -1,0 +1,1 @@
+"""Recorded experience: the container, collecting it, importing it."""

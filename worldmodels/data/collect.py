@@ -183,7 +183,7 @@ def collect(
         space = space["image"]
     if not isinstance(space, (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
         raise UserError(f"{env_id} observes {space}; expected a picture, a vector, or a Dict with one of them")
-    row_bytes = int(np.prod(space.shape, dtype=np.int64)) * np.dtype(space.dtype).itemsize
+    row_bytes = math.prod(space.shape or ()) * np.dtype(space.dtype).itemsize
     num_envs = max(1, min(num_envs, _BUFFER_BYTES // max(1, row_bytes * (limit + 1))))
     envs = make_envs(env_id, num_envs, env_kwargs=env_kwargs, max_episode_steps=own_limit, device=device)
     about = {

@@ -57,9 +57,13 @@ def _episode(where: str, group: object, action_size: int) -> dict[str, np.ndarra
         raise UserError(f"{where} lacks 'obs', 'action' or 'next_obs'") from error
     action = action.reshape(len(obs), -1)[:, 0].astype(np.int64) if len(obs) else action
     if len(obs) == 0 or obs.shape != next_obs.shape or obs.ndim != 4 or len(action) != len(obs):
-        raise UserError(f"{where}: obs {obs.shape}, action {action.shape}, next_obs {next_obs.shape} do not fit together")
+        raise UserError(
+            f"{where}: obs {obs.shape}, action {action.shape}, next_obs {next_obs.shape} do not fit together"
+        )
     if action.min() < 0 or action.max() >= action_size:
-        raise UserError(f"{where}: actions reach {int(action.max())}; action_size={action_size} allows up to {action_size - 1}")
+        raise UserError(
+            f"{where}: actions reach {int(action.max())}; action_size={action_size} allows up to {action_size - 1}"
+        )
     if not np.array_equal(obs[1:], next_obs[:-1]):
         raise UserError(f"{where}: next_obs of a step is not obs of the next one; it is no single episode")
     frames = np.concatenate([obs, next_obs[-1:]])

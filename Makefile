@@ -1,0 +1,32 @@
+# make demo: the main job.  make test: the tests.  make check: lint and types.  make bench: the benchmarks.
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTHONSAFEPATH := 1
+
+.PHONY: demo test check bench clean
+
+demo: .venv/installed
+	$(BIN)/python benchmarks/demo.py
+
+test: .venv/installed
+	$(BIN)/pytest -q
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/speed.py
+
+# A tree of links gives the type checker the shape the package has when installed.
+check: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf build/types && mkdir -p build/types/worldmodels
+	ln -s $(CURDIR)/worldmodels/* $(CURDIR)/envs $(CURDIR)/agents $(CURDIR)/configs build/types/worldmodels/
+	cd build/types && $(CURDIR)/$(BIN)/mypy --cache-dir $(CURDIR)/.mypy_cache worldmodels
+
+.venv/installed: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,177 @@
+"""Speed and memory on this machine: environments, a training step of the GNN, ranks. Ratios are of one run.
+
+python benchmarks/speed.py [--device cuda] [--out FILE.json]
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import worldmodels.envs  # noqa: F401
+from worldmodels.core import Tokens
+from worldmodels.cores.gnn import GNN
+from worldmodels.encoders import CSWMEncoder
+from worldmodels.losses import contrastive
+from worldmodels.metrics import ranks
+
+
+def seconds(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    """The median time of a call, after two to warm up."""
+    times = []
+    for i in range(repeats + 2):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if i >= 2:
+            times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def environments(device: torch.device) -> dict[str, float]:
+    """Rendered frames a second at 1,024 copies."""
+    rates = {}
+    for env_id in ("worldmodels/Shapes-v0", "worldmodels/BlockPhysics-v0"):
+        envs = gym.make_vec(env_id, num_envs=1024, device=str(device))
+        envs.reset(seed=0)
+        actions = torch.randint(0, int(envs.single_action_space.n), (1024,), device=device)
+        rates[env_id] = 1024 / seconds(lambda envs=envs, actions=actions: envs.step(actions), device, 250)
+    return rates
+
+
+class GatherScatterGNN(nn.Module):
+    """C-SWM's own form of the transition, on the parameters of ours: a list of edges, gathered and scattered."""
+
+    def __init__(self, core: GNN, batch_size: int):
+        super().__init__()
+        self.core = core
+        K = core.num_slots
+        first, second = (~torch.eye(K, dtype=torch.bool)).nonzero().T
+        offset = K * torch.arange(batch_size)[:, None]
+        self.register_buffer("row", (first + offset).flatten())
+        self.register_buffer("column", (second + offset).flatten())
+
+    def forward(self, features: Tensor) -> Tensor:
+        c = self.core
+        flat = features.flatten(0, 1)
+        ends = flat[:, : c.slot_size]
+        edge = torch.relu(c.edge_in(torch.cat([ends[self.row], ends[self.column]], 1)))
+        edge = c.edge_out(torch.relu(c.edge_norm(c.edge_hidden(edge))))
+        total = edge.new_zeros(len(flat), edge.shape[1]).index_add(0, self.row, edge)
+        node = torch.relu(c.node_in(torch.cat([flat, total], 1)))
+        return c.node_out(torch.relu(c.node_norm(c.node_hidden(node)))).view_as(features[..., : c.slot_size])
+
+
+def training_step(device: torch.device) -> dict[str, float]:
+    """Transitions a second of a whole training step at C-SWM's published sizes, ours against gather and scatter."""
+    B, K, D, A = 1024, 5, 2, 4
+    torch.manual_seed(0)
+    encoder = CSWMEncoder((50, 50, 3), K, D, size="small", hidden_size=512).to(device)
+    core = GNN(D + A, K, D, hidden_size=512).to(device)
+    plain = GatherScatterGNN(core, B).to(device)
+    frames = torch.randint(0, 256, (2 * B, 50, 50, 3), dtype=torch.uint8, device=device)
+    actions = nn.functional.one_hot(torch.randint(0, K * A, (B,), device=device), K * A).view(B, K, A).float()
+    parameters = [*encoder.parameters(), *core.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=5e-4)
+
+    def step(transition: Callable[[Tensor], Tensor]) -> None:
+        slots, following = encoder(frames).chunk(2)
+        delta = transition(torch.cat([slots, actions], -1))
+        loss = contrastive(slots, slots + delta, following).total
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    with torch.no_grad():
+        tokens = torch.cat([torch.randn(B, K, D, device=device), actions], -1)
+        difference = float((core(Tokens(tokens), {})[0] - plain(tokens)).abs().max())
+    repeats = 5 if device.type == "cpu" else 50
+    ours, theirs = [], []
+    for _ in range(3):  # in turns, so that both meet the same machine
+        ours.append(seconds(lambda: step(lambda tokens: core(Tokens(tokens), {})[0]), device, repeats))
+        theirs.append(seconds(lambda: step(plain), device, repeats))
+    ours_s, theirs_s = sorted(ours)[1], sorted(theirs)[1]
+    return {
+        "ours, transitions/s": B / ours_s,
+        "gather and scatter, transitions/s": B / theirs_s,
+        "ratio": theirs_s / ours_s,
+        "largest difference": difference,
+    }
+
+
+def ranking(dimensions: int) -> dict[str, float]:
+    """Time of ``ranks`` for 10,000 states, and memory beyond its inputs, in a process of its own."""
+    code = f"""
+import os, threading, time, torch
+from worldmodels.metrics import ranks
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+pred = torch.randn(10_000, {dimensions}); target = pred + 0.5 * torch.randn(10_000, {dimensions})
+ranks(pred[:500], target[:500])
+before, peak, running = resident(), 0.0, True
+def watch():
+    global peak
+    while running:
+        peak = max(peak, resident()); time.sleep(0.001)
+thread = threading.Thread(target=watch); thread.start()
+start = time.perf_counter(); ranks(pred, target); taken = time.perf_counter() - start
+running = False; thread.join()
+print(taken, peak - before)
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    taken, memory = map(float, done.stdout.split())
+    return {"seconds": taken, "MB beyond the inputs": memory}
+
+
+def published_ranking() -> float:
+    """Seconds of the published script's way at 10 dimensions for 2,000 states: one matrix, one Python sort a row."""
+    import numpy as np
+
+    pred = torch.randn(2000, 10)
+    target = pred + 0.5 * torch.randn(2000, 10)
+    start = time.perf_counter()
+    distance = ((target[:, None] - pred[None]) ** 2).sum(2)
+    augmented = torch.cat([distance.diag()[:, None], distance], 1).numpy()
+    np.stack([np.lexsort((np.arange(len(row)), row)) for row in augmented])
+    published = time.perf_counter() - start
+    start = time.perf_counter()
+    ranks(pred, target)
+    return published / (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Run everything and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    results: dict[str, dict[str, float]] = {
+        "environments, frames/s at 1,024 copies": environments(device),
+        "training step of C-SWM's sizes (batch 1024, hidden 512)": training_step(device),
+        "ranks of 10,000 states, 10 dimensions": ranking(10),
+        "ranks of 10,000 states, 640 dimensions": ranking(640),
+        "ranks of 2,000 states, 10 dimensions": {"published way / ours": published_ranking()},
+    }
+    table = Table("what", "measure", "value", title=f"{device}, {torch.get_num_threads()} threads")
+    for what, values in results.items():
+        for measure, value in values.items():
+            table.add_row(what, measure, f"{value:,.0f}" if value >= 100 else f"{value:.3g}")
+            what = ""
+    Console(width=120).print(table)
+    if arguments.out:
+        with open(arguments.out, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+import ast
+import configparser
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT
+
+FOLDERS = {"worldmodels": "worldmodels", "envs": "worldmodels.envs", "agents": "worldmodels.agents"}
+
+
+def modules():
+    """Every module of ours and what it imports, inside functions too."""
+    trees = {}
+    for folder, package in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = [package, *path.relative_to(ROOT / folder).with_suffix("").parts]
+            is_package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_package else parts)
+            trees[name] = (name.split(".") if is_package else name.split(".")[:-1], ast.parse(path.read_text()))
+    found = {}
+    for name, (base, tree) in trees.items():
+        imports = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imports |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                start = base[: len(base) - node.level + 1] if node.level else []
+                target = ".".join([*start, *([node.module] if node.module else [])])
+                for alias in node.names:
+                    inside = f"{target}.{alias.name}"
+                    imports.add(inside if inside in trees else target)
+        found[name] = imports
+    return found
+
+
+LAYERS = [
+    {"worldmodels.errors", "worldmodels.core", "worldmodels.grouped", "worldmodels.attention", "worldmodels.metrics"},
+    {"worldmodels.encoders", "worldmodels.losses", "worldmodels.cores", "worldmodels.data", "worldmodels.data.episodes"},
+    {f"worldmodels.cores.{name}" for name in ("gnn", "nps", "gru", "mlp")},
+    {"worldmodels.data.collect", "worldmodels.data.importers", "worldmodels.world_model", "worldmodels.checkpoints"},
+    {"worldmodels.evaluation", "worldmodels.logging", "worldmodels.check"},
+    {"worldmodels.training", "worldmodels.report", "worldmodels.report.figures", "worldmodels.report.tables"},
+    {"worldmodels.config"},
+    {"worldmodels.run"},
+    {"worldmodels.hydra_entry"},
+    {"worldmodels.cli"},
+    {"worldmodels.__main__", "worldmodels"},
+]
+
+
+def test_imports_go_one_way():
+    layer = {name: i for i, names in enumerate(LAYERS) for name in names}
+    for name, imports in modules().items():
+        if name.startswith(("worldmodels.envs", "worldmodels.agents")):
+            continue
+        assert name in layer, f"{name} has no place in the order of imports"
+        for imported in imports & set(layer):
+            same_level_is_fine = layer[imported] == layer[name] and imported not in ("worldmodels",)
+            assert layer[imported] < layer[name] or same_level_is_fine, f"{name} imports {imported}"
+
+
+def test_envs_know_nothing_of_models():
+    allowed = {"torch", "numpy", "gymnasium", "typing", "abc", "math"}
+    for name, imports in modules().items():
+        if name.startswith("worldmodels.envs"):
+            for imported in imports:
+                ours = imported.startswith("worldmodels.envs")
+                assert ours or imported.split(".")[0] in allowed, f"{name} imports {imported}"
+
+
+def test_pure_modules_need_no_configuration_library():
+    for name, imports in modules().items():
+        if not name.startswith(("worldmodels.config", "worldmodels.run", "worldmodels.hydra_entry", "worldmodels.cli")):
+            assert not {i for i in imports if i.split(".")[0] in ("hydra", "omegaconf")}, name
+
+
+def test_setup_lists_every_package():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    listed = set(setup["options"]["packages"].split())
+    there = {"worldmodels", *FOLDERS.values(), "worldmodels.configs"}
+    for folder in FOLDERS:
+        for init in (ROOT / folder).rglob("__init__.py"):
+            there.add(".".join([FOLDERS[folder], *init.parent.relative_to(ROOT / folder).parts]))
+    assert listed == there
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """Our wheel and the plug-in's, built from copies of what git knows."""
+    out = tmp_path_factory.mktemp("wheels")
+    copy = out / "source"
+    copy.mkdir()
+    for name in ("worldmodels", "envs", "agents", "configs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        subprocess.run(["cp", "-r", str(ROOT / name), str(copy)], check=True)
+    subprocess.run(["cp", "-r", str(ROOT / "tests" / "plugin"), str(out / "plugin")], check=True)
+    built = []
+    for source in (copy, out / "plugin"):
+        command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(out), str(source)]
+        subprocess.run(command, check=True, cwd=out, capture_output=True)
+        built.append(max(out.glob("*.whl"), key=lambda path: path.stat().st_mtime))
+    return built
+
+
+def test_the_wheel_holds_every_configuration(wheels):
+    inside = {name for name in zipfile.ZipFile(wheels[0]).namelist() if name.endswith(".yaml")}
+    assert inside == {f"worldmodels/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
+    assert "worldmodels/py.typed" in zipfile.ZipFile(wheels[0]).namelist()
+
+
+@pytest.fixture(scope="module")
+def installed(wheels, tmp_path_factory):
+    """An empty environment with the wheels alone, over the libraries of the one the tests run in."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "env", with_pip=False)
+    site = next((folder / "env").glob("lib/python*/site-packages"))
+    for wheel in wheels:
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel)]
+        subprocess.run(command, check=True, capture_output=True)
+    libraries = next(Path(sys.prefix).glob("lib/python*/site-packages"))
+    # Appended after the wheels, and without this environment's own editable install of worldmodels.
+    (site / "libraries.pth").write_text(f"import sys; sys.path.append({str(libraries)!r})\n")
+    return folder / "env" / "bin" / "python"
+
+
+@pytest.fixture
+def users_folder(tmp_path):
+    """A folder of a user with envs/ and agents/ and configs/ of their own, which must not get in the way."""
+    for name in ("envs", "agents", "configs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('this is the user\\'s own package')\n")
+    return tmp_path
+
+
+def run(python, folder, *words):
+    done = subprocess.run([str(python), *words], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_works_beside_a_users_own_envs_and_agents(installed, users_folder):
+    code = "import worldmodels, worldmodels.envs, worldmodels.agents, worldmodels.configs as c; print(c.__file__)"
+    assert str(installed.parents[1]) in run(installed, users_folder, "-W", "error", "-c", code)
+    words = ["experiment=shapes", "core=gnn", "size=smoke", "run=runs/a"]
+    out = run(installed, users_folder, "-m", "worldmodels", "train", *words)
+    assert "latent copy" in out and (users_folder / "runs/a/figures/rollout.png").is_file()
+
+
+def test_a_third_party_package_adds_an_environment_and_a_core(installed, users_folder):
+    assert "Tiny/Lamp-v0" in run(installed, users_folder, "-m", "worldmodels", "envs")
+    assert "running_mean" in run(installed, users_folder, "-m", "worldmodels", "cores")
+    assert "all checks passed" in run(installed, users_folder, "-m", "worldmodels", "check", "Tiny/Lamp-v0")
+    assert "all checks passed" in run(installed, users_folder, "-m", "worldmodels", "check", "core=tinyplugin:RunningMean")
+    words = ["env.id=Tiny/Lamp-v0", "core=running_mean", "core.rate=0.9", "core.slot_size=16", "size=smoke", "run=runs/tiny"]
+    assert "latent copy" in run(installed, users_folder, "-m", "worldmodels", "train", *words)
+    command = [str(installed), "-m", "worldmodels", "check", "Tiny/RandomLamp-v0"]
+    forgetful = subprocess.run(command, cwd=users_folder, capture_output=True, text=True, timeout=100)
+    assert forgetful.returncode == 2 and "MEND" in forgetful.stdout and "non-deterministic" in forgetful.stdout
