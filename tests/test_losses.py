@@ -27,6 +27,18 @@ def test_loss_by_hand():
     assert float(far.negative) == 0.0
 
 
+def test_hinge_on_the_distance_by_hand():
+    slots = torch.tensor([[[0.0]], [[0.01]]], requires_grad=True)
+    loss = contrastive(slots, slots, slots, hinge_on="distance")
+    assert loss.negative.detach() == pytest.approx(1 - 2**0.5 * 0.01, abs=1e-4)
+    (steep,) = torch.autograd.grad(loss.negative, slots)
+    (flat,) = torch.autograd.grad(contrastive(slots, slots, slots).negative, slots)
+    assert steep.abs().max() > 1.0 > 0.1 > flat.abs().max()  # near states are pushed apart as hard as far ones
+    same = torch.zeros(2, 5, 2, requires_grad=True)
+    (none,) = torch.autograd.grad(contrastive(same, same, same, hinge_on="distance").total, same)
+    assert torch.equal(none, torch.zeros_like(none))
+
+
 def plain_loss(slots, pred, following, row, negatives, hinge, sigma):
     total = 0.0
     for b in range(len(slots)):
@@ -84,6 +96,8 @@ def test_bad_arguments_are_refused():
     three = torch.zeros(3, 5, 2)
     with pytest.raises(ValueError, match="negatives is 'hard'"):
         contrastive(three, three, three, negatives="hard")
+    with pytest.raises(ValueError, match="hinge_on is 'angle'"):
+        contrastive(three, three, three, hinge_on="angle")
     with pytest.raises(ValueError, match="share"):
         contrastive(three, three, three, in_episode=1.5)
     with pytest.raises(ValueError, match="at least two"):

@@ -9,6 +9,7 @@ from torch import Tensor
 from .errors import UserError
 
 NEGATIVES = ("cswm", "paper", "time_aligned")
+HINGE_ON = ("energy", "distance")
 
 
 def energy(slots: Float[Tensor, "*B K D"], target: Float[Tensor, "*B K D"], sigma: float = 0.5) -> Float[Tensor, "*B"]:
@@ -94,6 +95,7 @@ def contrastive(
     negatives: str = "cswm",
     in_episode: float = 0.0,
     hinge: float = 1.0,
+    hinge_on: str = "energy",
     sigma: float = 0.5,
     self_pairs: bool = False,
     generator: torch.Generator | None = None,
@@ -116,6 +118,10 @@ def contrastive(
         in_episode: share of negatives from the same episode. With none, an encoder of worlds whose looks change from
             episode to episode learns to tell episodes apart, not states.
         hinge: gamma.
+        hinge_on: "energy", as C-SWM; or "distance", its square root, ``max(0, gamma - sqrt(H~))``, the margin of Hadsell et
+            al. 2006. The gradient of the energy vanishes with the difference of two states, so an object that was given
+            little room is never given more, as long as others keep most negatives beyond the hinge; the gradient of the
+            distance does not.
         sigma: scale of the energy.
         self_pairs: allow a row to be its own negative.
         generator: source of the draws.
@@ -125,6 +131,8 @@ def contrastive(
     """
     if negatives not in NEGATIVES:
         raise UserError(f"negatives is {negatives!r}; expected one of {list(NEGATIVES)}")
+    if hinge_on not in HINGE_ON:
+        raise UserError(f"hinge_on is {hinge_on!r}; expected one of {list(HINGE_ON)}")
     B = len(slots)
     episode = torch.arange(B, device=slots.device) if episode is None else episode
     step = torch.zeros(B, dtype=torch.int64, device=slots.device) if step is None else step
@@ -138,5 +146,8 @@ def contrastive(
     )
     anchor = next_slots if negatives == "paper" else slots
     positive = energy(pred_slots, next_slots, sigma).mean()
-    negative = torch.relu(hinge - energy(anchor, slots[row], sigma)).mean()
+    apart = energy(anchor, slots[row], sigma)
+    if hinge_on == "distance":
+        apart = (apart + 1e-12).sqrt()  # the root has no gradient at 0
+    negative = torch.relu(hinge - apart).mean()
     return ContrastiveLoss(positive + negative, positive, negative)

@@ -27,7 +27,8 @@ def _save(figure: matplotlib.figure.Figure, path: Path) -> Path:
 
 def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Learning curves: the two terms of the loss, and H@1 at each horizon where it was evaluated on the way."""
-    scored = sorted({name for line in metrics for name in line if name.startswith(("wm/hits@1/", "wm/in_episode"))})
+    names = {name for line in metrics for name in line if name.startswith(("wm/hits@1/", "wm/in_episode"))}
+    scored = sorted(names, key=lambda name: (name.split("/h")[0], int(name.rpartition("/h")[2])))
     figure = matplotlib.figure.Figure(figsize=(10, 3.6) if scored else (5.5, 3.6))
     axes = figure.subplots(1, 2 if scored else 1, squeeze=False)[0]
     for name, label, color in (("wm/loss_pos", "positive", _COLORS[0]), ("wm/loss_neg", "negative", _COLORS[1])):
@@ -36,9 +37,9 @@ def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
     axes[0].legend(frameon=False)
     if scored:
         for i, name in enumerate(scored):
-            kind, h = name.removeprefix("wm/").split("/h")
+            kind, _, h = name.removeprefix("wm/").rpartition("/h")
             inside = kind.startswith("in_episode")
-            label = f"{h} steps, in-episode" if inside else f"{h} steps"
+            label = f"{h} step{'s' * (h != '1')}{', in-episode' * inside}"
             axes[1].plot(
                 *_series(metrics, name), label=label, color=_COLORS[i % 8], ls="--" if inside else "-", marker="."
             )
