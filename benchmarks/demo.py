@@ -30,6 +30,7 @@ def main() -> None:
             f"data.dir={HOME / 'data'}",
             f"trainer.steps={steps}",
             "trainer.evaluate_every=0",
+            "data.test.episodes=2000",
         )
         evaluations[core] = run.evaluate(quiet=False)
         pictures += run.draw()

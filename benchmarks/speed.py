@@ -62,6 +62,7 @@ class GatherScatterGNN(nn.Module):
         self.register_buffer("column", (second + offset).flatten())
 
     def forward(self, features: Tensor) -> Tensor:
+        """The change of every slot."""
         c = self.core
         flat = features.flatten(0, 1)
         ends = flat[:, : c.slot_size]

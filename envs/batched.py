@@ -142,7 +142,7 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
             self._observe(state),
             rewards,
             terminated,
-            torch.from_numpy(truncated).to(self.device),
+            torch.tensor(truncated, device=self.device),
             self._info(state, events),
         )
 

@@ -222,15 +222,11 @@ class BlockWorld(BatchedEnv):
                 action = random.integers(random.fold(key, 5, step), cell_count, ())
                 if self.shuffle_objects:
                     acted = random.integers(random.fold(key, 6, step), K, (1,))
-                    cell = reached["positions"].gather(1, acted[..., None].expand(B, 1, 2))[:, 0] @ self._cell_base
+                    cell = _cell(reached["positions"].gather(1, acted[..., None].expand(B, 1, 2))[:, 0])
                     action = cell * self.actions_per_object + action % self.actions_per_object
                 reached, _ = self._move(reached, action)
             state["goal_positions"] = reached["positions"]
         return state
-
-    @property
-    def _cell_base(self) -> Tensor:
-        return torch.tensor([GRID, 1], device=self.device)
 
     def _draw_weights(self, key: Tensor) -> Tensor:
         """(B, K) int64. Observed: K .. 1, object 0 the heaviest. Unobserved: K of 1 .. 9, rising. Fixed: 1 .. K."""
@@ -259,7 +255,7 @@ class BlockWorld(BatchedEnv):
         return self._blues[(intensity * 256).to(torch.int64).clamp(0, 255)]
 
     def _positions_from(self, value: Any) -> Tensor:
-        positions = torch.as_tensor(np.asarray(value), dtype=torch.int64).to(self.device)
+        positions = torch.as_tensor(value, dtype=torch.int64, device=self.device)
         positions = positions.reshape(self.num_envs, self.num_objects, 2) if positions.dim() == 2 else positions
         if positions.shape != (self.num_envs, self.num_objects, 2):
             raise ValueError(
@@ -267,13 +263,13 @@ class BlockWorld(BatchedEnv):
             )
         if not bool(((positions >= 0) & (positions < GRID)).all()):
             raise ValueError(f"positions leave the grid; rows and columns are 0 to {GRID - 1}")
-        cells = (positions @ self._cell_base).sort(dim=1).values
+        cells = _cell(positions).sort(dim=1).values
         if bool((cells[:, 1:] == cells[:, :-1]).any()):
             raise ValueError("two blocks stand in one cell; give every block a cell of its own")
         return positions
 
     def _weights_from(self, value: Any) -> Tensor:
-        weights = torch.as_tensor(np.asarray(value), dtype=torch.int64).to(self.device)
+        weights = torch.as_tensor(value, dtype=torch.int64, device=self.device)
         weights = weights[None] if weights.dim() == 1 else weights
         if weights.shape != (self.num_envs, self.num_objects):
             raise ValueError(f"weights have shape {tuple(weights.shape)}; expected {(self.num_envs, self.num_objects)}")
@@ -302,7 +298,7 @@ class BlockWorld(BatchedEnv):
         place = torch.div(actions, self.actions_per_object, rounding_mode="floor")
         offset = self._directions[actions % self.actions_per_object]  # (B, 2)
         if self.shuffle_objects:
-            acted = positions @ self._cell_base == place[:, None]
+            acted = _cell(positions) == place[:, None]
             start = torch.stack([place // GRID, place % GRID], dim=-1)
         else:
             acted = torch.arange(self.num_objects, device=self.device) == place[:, None]
@@ -344,6 +340,11 @@ class BlockWorld(BatchedEnv):
             events = {"moved": none, "invalid": none[:, 0].clone()}
         names = ("positions", "weights", "goal_positions") if self.goal else ("positions", "weights")
         return {**{name: state[name].clone() for name in names}, **events}
+
+
+def _cell(positions: Tensor) -> Tensor:
+    """The number of a cell, row * 5 + column."""
+    return positions[..., 0] * GRID + positions[..., 1]
 
 
 def _on_grid(cell: Tensor) -> Tensor:

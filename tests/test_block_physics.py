@@ -191,6 +191,15 @@ def test_next_step_autoreset_is_declared_and_honoured():
     assert truncations == [False, False, True, False]
 
 
+def test_what_a_step_returns_is_the_users_to_change():
+    envs = gym.make_vec("worldmodels/Shapes-v0", num_envs=2, max_episode_steps=1)
+    envs.reset(seed=0)
+    _, _, _, truncated, info = envs.step(torch.zeros(2, dtype=torch.int64))
+    truncated.zero_(), info["positions"].zero_(), info["weights"].zero_()
+    envs.step(torch.zeros(2, dtype=torch.int64))
+    assert (envs._elapsed == 0).all() and envs._state["positions"].any() and envs._state["weights"].any()
+
+
 def test_gymnasium_make_truncates_by_time_limit():
     env = gym.make("worldmodels/Shapes-v0", max_episode_steps=2)
     env.reset(seed=0)
@@ -301,9 +310,13 @@ def test_impossible_options_and_actions_are_refused():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("env_id", IDS)
-def test_cpu_and_gpu_walk_the_same_way(env_id):
-    here, there = gym.make_vec(env_id, num_envs=64), gym.make_vec(env_id, num_envs=64, device="cuda")
+@pytest.mark.parametrize(
+    ("env_id", "options"),
+    [(env_id, {}) for env_id in IDS] + [(IDS[1], {"shuffle_objects": True}), (IDS[1], {"mode": "unobserved"})],
+)
+def test_cpu_and_gpu_walk_the_same_way(env_id, options):
+    here = gym.make_vec(env_id, num_envs=64, **options)
+    there = gym.make_vec(env_id, num_envs=64, device="cuda", **options)
     assert torch.equal(here.reset(seed=3)[0], there.reset(seed=3)[0].cpu())
     for _ in range(120):
         actions = torch.randint(0, int(here.single_action_space.n), (64,))

@@ -99,6 +99,10 @@ def test_python_interface(at_home):
     one = run.rollout(frames[0], torch.tensor([3, 4, 5]))
     many = run.rollout(frames[:2].numpy(), torch.tensor([[3, 0], [4, 0], [5, 0]]))
     assert one.shape == (3, 5, 4) and many.shape == (3, 2, 5, 4) and torch.allclose(many[:, 0], one, atol=1e-6)
+    assert torch.equal(run.model.encode(frames[0]), run.model.encode(frames[:1])[0])
+    for actions in ([], [25], [-1], [[[1]]]):
+        with pytest.raises(worldmodels.UserError, match="actions"):
+            run.rollout(frames[0], actions)
     with pytest.raises(worldmodels.UserError, match="2 observations"):
         run.rollout(frames[:2], torch.tensor([1, 2, 3]))
 
@@ -108,6 +112,21 @@ def test_a_sweep_trains_every_choice(at_home):
     assert main(["train", *words]) == 0
     for job, seed in (("0", 0), ("1", 1)):
         assert worldmodels.load(f"runs/sweep/{job}").config["seed"] == seed
+
+
+def test_a_sweep_scores_what_succeeds_and_reports_what_fails(at_home, capsys):
+    words = [*SMOKE, "core=gnn", "-m", "core.slot_size=null,8", "run=runs/half"]
+    assert "leave core.slot_size out" in refused(capsys, "train", *words)
+    assert (at_home / "runs/half/0/evaluation.json").is_file()
+
+
+def test_two_runs_never_share_a_folder(at_home):
+    from worldmodels.run import _claim
+
+    _claim(at_home / "runs/claimed", "a: 1")
+    with pytest.raises(worldmodels.UserError, match="taken by another run"):
+        _claim(at_home / "runs/claimed", "a: 2")
+    assert (at_home / "runs/claimed/config.yaml").read_text() == "a: 1"
 
 
 def test_seeds_reproduce_a_run(at_home):
@@ -123,7 +142,7 @@ def test_every_core_trains(at_home, core):
 
 
 def test_memory_can_be_carried(at_home):
-    words = [*SMOKE, "core=gru", "memory=carry", "trainer.window=4", "run=runs/carry", "evaluation.horizons=[1,3]"]
+    words = [*SMOKE, "core=gru", "memory=carry", "trainer.window=4", "run=runs/carry", "logger.figures=true"]
     assert main(["train", *words]) == 0
     evaluation = json.loads((at_home / "runs/carry/evaluation.json").read_text())
     assert (evaluation["memory"], evaluation["burn_in"]) == ("carry", 5)
@@ -135,6 +154,7 @@ def test_memory_can_be_carried(at_home):
         ("CartPole-v1", ["encoder=vector"]),
         ("MiniGrid-Empty-5x5-v0", ["env.resize=[50,50]"]),
         ("Pendulum-v1", ["encoder=vector", "core=gru"]),
+        ("FrozenLake-v1", ["encoder=vector"]),
     ],
 )
 def test_any_gymnasium_environment_trains(at_home, env_id, more):
@@ -167,7 +187,20 @@ def test_any_gymnasium_environment_trains(at_home, env_id, more):
             ["train", *SMOKE, "core._target_=worldmodels.cores.mlp.MLP", "run=runs/x5"],
             "does not take core.edge_actions",
         ),
-        (["train", *SMOKE, "core=mlp", "memory=carry", "run=runs/x6"], "needs a core with a state"),
+        (["train", *SMOKE, "core=mlp", "memory=carry", "trainer.window=4", "run=runs/x6"], "needs a core with a state"),
+        (["train", *SMOKE, "core=gnn", "core.slot_size=8", "run=runs/y1"], "leave core.slot_size out"),
+        (["train", *SMOKE, "core=gru", "memory=carry", "run=runs/y2"], "trainer.window=4"),
+        (["train", *SMOKE, "evaluation.horizons=[1,50]", "run=runs/y3"], "0 of 64 test episodes reach the 50 steps"),
+        (["train", *SMOKE, "evaluation.horizons=[]", "run=runs/y4"], "horizons of at least 1"),
+        (["train", *SMOKE, "trainer.accelerator=tpu", "run=runs/y5"], "use auto or cpu"),
+        (["train", *SMOKE, "trainer.precision=foo", "run=runs/y6"], "bf16-mixed"),
+        (["train", *SMOKE, "trainer.checkpoint_every=0", "run=runs/y7"], "at least 1"),
+        (["train", *SMOKE, "objective.sigma=0", "run=runs/y8"], "above 0"),
+        (["train", *SMOKE, "env.kwargs.color=1"], "+env.kwargs.color="),
+        (["train", "seed=1", "resume=runs/a"], "leave out 'seed=1'"),
+        (["train", *SMOKE, "run=runs/a/config.yaml"], "choose a path"),
+        (["rollout", "run=runs/a", "episode=-1"], "numbered from 0"),
+        (["evaluate", "run=[a"], "run"),
         (["train", *SMOKE, "objective.negatives=hard", "run=runs/x7"], "expected one of"),
         (["train", *SMOKE, "env.kwargs.mode=seen", "run=runs/x8"], "mode is 'seen'"),
         (["train", *SMOKE, "data.train.path=nothing", "run=runs/x9"], "no data at nothing"),
@@ -206,6 +239,13 @@ def test_damaged_run_folders(at_home, capsys, tmp_path):
     assert "cannot be read" in refused(capsys, "evaluate", f"run={run}")
     (run / "config.yaml").write_text("a: [")
     assert "not the config of a run" in refused(capsys, "evaluate", f"run={run}")
+    text = (at_home / "runs/a/config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("batch_size: 32", "batch_size: many"))
+    assert "many" in refused(capsys, "train", f"resume={run}")
+    (run / "config.yaml").write_text(text.replace("batch_size: 32", "batchsize: 32"))
+    assert "batchsize" in refused(capsys, "train", f"resume={run}")
+    (run / "config.yaml").write_text("")
+    assert "not the config of a run" in refused(capsys, "train", f"resume={run}")
     (run / "config.yaml").write_text("a: 1")
     assert "not the config of a run" in refused(capsys, "evaluate", f"run={run}")
 

@@ -110,6 +110,7 @@ def test_invalid_transitions_can_be_dropped(tmp_path):
     dropped = collect("worldmodels/BlockPhysics-v0", tmp_path / "b", drop_invalid=True, **options)
     assert kept.arrays["info/invalid"].sum() > 10 and dropped.arrays["info/invalid"].sum() == 0
     assert dropped.lengths.tolist() == [20] * 300
+    assert dropped.rows("truncated", torch.arange(300), dropped.lengths - 1).all()
     with pytest.raises(UserError, match="no 'invalid'"):
         collect("CartPole-v1", tmp_path / "c", episodes=1, drop_invalid=True)
 
@@ -129,6 +130,43 @@ def test_vectors_pictures_and_minigrid(tmp_path):
     assert box.about["action"] == {"kind": "box", "sizes": [1]} and box.arrays["actions"].shape == (12, 1)
 
 
+def test_neighbouring_seeds_of_foreign_environments_share_no_episode(tmp_path):
+    starts = []
+    for seed in (1, 3):
+        episodes = collect("CartPole-v1", tmp_path / str(seed), episodes=32, steps=3, seed=seed)
+        first = episodes.rows("observations", torch.arange(32), torch.zeros(32).long())
+        starts.append({tuple(row) for row in first.tolist()})
+    assert len(starts[0]) == len(starts[1]) == 32 and not starts[0] & starts[1]
+
+
+class Chatty(gym.Env):
+    """Its infos change type, appear late, and are words."""
+
+    observation_space, action_space = gym.spaces.Box(0, 9, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        self.times = getattr(self, "times", 0) + 1
+        return np.zeros(1, np.float32), {"prob": 1}
+
+    def step(self, action):
+        self.count += 1
+        late = {"success": True} if self.times > 1 else {}
+        return np.full(1, self.count, np.float32), 0.0, False, False, {"prob": 0.25, "word": "x", **late}
+
+
+def test_infos_that_change_are_kept_or_left_out(tmp_path):
+    gym.register("Chatty-v0", entry_point=Chatty)
+    try:
+        episodes = collect("Chatty-v0", tmp_path / "a", episodes=3, steps=2, num_envs=1)
+    finally:
+        del gym.registry["Chatty-v0"]
+    assert episodes.rows("info/prob", torch.zeros(3).long(), torch.arange(3)).tolist() == [1.0, 0.25, 0.25]
+    assert {name for name in episodes.arrays if name.startswith("info/")} == {"info/prob"}
+    assert len(Episodes.load(tmp_path / "a")) == 3
+
+
 def test_a_policy_can_be_given(tmp_path):
     episodes = collect(
         "worldmodels/Shapes-v0", tmp_path / "a", episodes=3, steps=4, policy=lambda obs, info: torch.full((3,), 6)
@@ -145,6 +183,8 @@ def test_user_mistakes(tmp_path):
         make_envs("worldmodels/BlockPhysics-v0", 2, env_kwargs={"mode": "seen"})
     with pytest.raises(UserError, match="colour"):
         make_envs("worldmodels/BlockPhysics-v0", 2, env_kwargs={"colour": 1})
+    with pytest.raises(UserError, match="seed is -1"):
+        collect("CartPole-v1", tmp_path / "a", episodes=1, seed=-1)
     with pytest.raises(UserError, match="at least 1"):
         collect("CartPole-v1", tmp_path / "a", episodes=0)
     gym.register("Endless-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv")

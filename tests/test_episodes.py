@@ -81,6 +81,15 @@ def test_paths_equal_slices(tmp_path):
         episodes.paths(torch.tensor([0]), torch.tensor([1]), 3)
 
 
+def test_two_writers_of_the_same_data_do_not_hurt_each_other(tmp_path):
+    with EpisodesWriter(tmp_path / "a", {}) as late:
+        late.append({"observations": np.zeros((2, 1))})
+        late._aside = late._aside.rename(tmp_path / ".other.partial")  # another process has another name
+        with EpisodesWriter(tmp_path / "a", {}) as early:
+            early.append({"observations": np.zeros((2, 1))})
+    assert len(Episodes.load(tmp_path / "a")) == 1 and len(list(tmp_path.iterdir())) == 1
+
+
 def test_an_unfinished_folder_never_takes_its_name(tmp_path):
     with pytest.raises(RuntimeError), EpisodesWriter(tmp_path / "a", {}) as writer:
         writer.append({"observations": np.zeros((2, 1))})
@@ -119,6 +128,12 @@ def damage_key(path):
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
+def damage_arrays(path):
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["arrays"]["observations"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
 def damage_missing(path):
     (path / "rewards.bin").unlink()
 
@@ -132,6 +147,7 @@ def damage_missing(path):
         (damage_foreign, "another program"),
         (damage_version, "version 99"),
         (damage_key, "lengths"),
+        (damage_arrays, "observations"),
         (damage_missing, "missing"),
     ],
 )

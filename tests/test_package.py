@@ -40,7 +40,13 @@ def modules():
 
 LAYERS = [
     {"worldmodels.errors", "worldmodels.core", "worldmodels.grouped", "worldmodels.attention", "worldmodels.metrics"},
-    {"worldmodels.encoders", "worldmodels.losses", "worldmodels.cores", "worldmodels.data", "worldmodels.data.episodes"},
+    {
+        "worldmodels.encoders",
+        "worldmodels.losses",
+        "worldmodels.cores",
+        "worldmodels.data",
+        "worldmodels.data.episodes",
+    },
     {f"worldmodels.cores.{name}" for name in ("gnn", "nps", "gru", "mlp")},
     {"worldmodels.data.collect", "worldmodels.data.importers", "worldmodels.world_model", "worldmodels.checkpoints"},
     {"worldmodels.evaluation", "worldmodels.logging", "worldmodels.check"},
@@ -96,12 +102,33 @@ def wheels(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheels")
     copy = out / "source"
     copy.mkdir()
-    for name in ("worldmodels", "envs", "agents", "configs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+    for name in (
+        "worldmodels",
+        "envs",
+        "agents",
+        "configs",
+        "setup.cfg",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "MANIFEST.in",
+    ):
         subprocess.run(["cp", "-r", str(ROOT / name), str(copy)], check=True)
     subprocess.run(["cp", "-r", str(ROOT / "tests" / "plugin"), str(out / "plugin")], check=True)
     built = []
     for source in (copy, out / "plugin"):
-        command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(out), str(source)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            str(out),
+            str(source),
+        ]
         subprocess.run(command, check=True, cwd=out, capture_output=True)
         built.append(max(out.glob("*.whl"), key=lambda path: path.stat().st_mtime))
     return built
@@ -155,8 +182,17 @@ def test_a_third_party_package_adds_an_environment_and_a_core(installed, users_f
     assert "Tiny/Lamp-v0" in run(installed, users_folder, "-m", "worldmodels", "envs")
     assert "running_mean" in run(installed, users_folder, "-m", "worldmodels", "cores")
     assert "all checks passed" in run(installed, users_folder, "-m", "worldmodels", "check", "Tiny/Lamp-v0")
-    assert "all checks passed" in run(installed, users_folder, "-m", "worldmodels", "check", "core=tinyplugin:RunningMean")
-    words = ["env.id=Tiny/Lamp-v0", "core=running_mean", "core.rate=0.9", "core.slot_size=16", "size=smoke", "run=runs/tiny"]
+    assert "all checks passed" in run(
+        installed, users_folder, "-m", "worldmodels", "check", "core=tinyplugin:RunningMean"
+    )
+    words = [
+        "env.id=Tiny/Lamp-v0",
+        "core=running_mean",
+        "core.rate=0.9",
+        "core.slot_size=16",
+        "size=smoke",
+        "run=runs/tiny",
+    ]
     assert "latent copy" in run(installed, users_folder, "-m", "worldmodels", "train", *words)
     command = [str(installed), "-m", "worldmodels", "check", "Tiny/RandomLamp-v0"]
     forgetful = subprocess.run(command, cwd=users_folder, capture_output=True, text=True, timeout=100)

@@ -8,7 +8,7 @@ from matplotlib.image import imread
 from worldmodels.cores.nps import PNPS, SNPS
 from worldmodels.data.episodes import Episodes
 from worldmodels.encoders import CSWMEncoder
-from worldmodels.evaluation import evaluate
+from worldmodels.evaluation import Encoded, evaluate
 from worldmodels.report import figures
 from worldmodels.report.tables import scores, show
 from worldmodels.world_model import WorldModel
@@ -20,11 +20,20 @@ def blocks_model(episodes, core):
     return WorldModel(encoder, core, action=episodes.about["action"], action_to="slot").eval()
 
 
+def imagined(model, episodes, steps):
+    with torch.no_grad():
+        return Encoded(model, episodes, steps)
+
+
 @pytest.mark.parametrize("core", [SNPS(7, 5, 2, num_rules=2, num_stages=3), PNPS(7, 5, 2, num_rules=2)])
 def test_pictures_are_drawn(block_episodes, tmp_path, core):
     model = blocks_model(block_episodes, core)
-    for draw in (figures.rollout, figures.horizons, figures.choices):
-        path = draw(model, block_episodes, tmp_path / f"{draw.__name__}.png", steps=5)
+    seen = imagined(model, block_episodes, 5)
+    for path in (
+        figures.rollout(seen, tmp_path / "rollout.png"),
+        figures.horizons(seen, "snps", tmp_path / "horizons.png"),
+        figures.choices(model, seen, tmp_path / "choices.png"),
+    ):
         picture = imread(path)
         assert picture.shape[0] > 100 and picture.std() > 0.05
 
@@ -34,7 +43,7 @@ def test_the_choice_map_shows_what_explain_says(block_episodes, monkeypatch):
     model = blocks_model(block_episodes, SNPS(7, 5, 2, num_rules=3, num_stages=2))
     drawn = {}
     monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.update(figure=figure) or path)
-    figures.choices(model, block_episodes, Path("x"), steps=4, episode=2)
+    figures.choices(model, imagined(model, block_episodes, 4), Path("x"), episode=2)
     texts = {(int(t.get_position()[0]), int(t.get_position()[1])): t.get_text() for t in drawn["figure"].axes[0].texts}
     paths = block_episodes.paths(torch.tensor([2]), torch.tensor([0]), 4)
     with torch.no_grad():
@@ -52,7 +61,7 @@ def test_retrieved_frames_of_a_perfect_model_are_the_true_ones(tmp_path, monkeyp
     monkeypatch.setattr(figures, "_save", lambda figure, path: drawn.update(figure=figure) or path)
     episodes = counting_episodes()
     frames = episodes.arrays["observations"]
-    figures.rollout(adder(), episodes, tmp_path / "x.png", steps=4)
+    figures.rollout(imagined(adder(), episodes, 4), tmp_path / "x.png")
     lines = drawn["figure"].axes[0].lines
     for true, shown in zip(lines[::2], lines[1::2], strict=True):
         assert true.get_ydata().tolist() == shown.get_ydata().tolist()

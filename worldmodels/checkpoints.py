@@ -93,7 +93,8 @@ def read_meta(path: Path) -> dict[str, Any]:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a checkpoint of worldmodels ({error}); give a run folder of ours") from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT or meta.get("version") != VERSION:
+    known = isinstance(meta, dict) and meta.get("format") == FORMAT and meta.get("version") == VERSION
+    if not known or not {"step", "processes"} <= set(meta):
         raise UserError(f"{path} is a checkpoint of another program or release; expected {FORMAT} version {VERSION}")
     return meta
 
@@ -139,5 +140,7 @@ def restore(run: Path, model: nn.Module, optimizer: Any, generator: torch.Genera
         if state["device_noise"] is not None and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["device_noise"])
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{file} cannot be read ({str(error).splitlines()[0]}); it is damaged or not ours") from error
+        raise UserError(
+            f"{file} cannot be read ({error!r}); it is damaged, not ours, or of another kind of device"
+        ) from error
     return int(meta["step"])

@@ -1,6 +1,5 @@
 """The command line: arguments to calls, no logic."""
 
-import difflib
 import errno
 import os
 import sys
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
+from .errors import UserError, nearest
 
 USAGE = """usage: worldmodels COMMAND [key=value ...] [--debug]
 
@@ -93,8 +92,10 @@ def main(arguments: list[str] | None = None) -> int:
     name, rest = given[0], given[1:]
     try:
         if name not in COMMANDS:
-            close = difflib.get_close_matches(name, COMMANDS, n=1)
-            raise UserError(f"unknown command {name!r}; " + (f"did you mean {close[0]!r}?" if close else "see --help"))
+            raise UserError(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
+        # Modules in the present folder can be named, after everything installed.
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
         COMMANDS[name](rest)
         return 0
     except KeyboardInterrupt:
@@ -115,26 +116,26 @@ def main(arguments: list[str] | None = None) -> int:
             errno.EDQUOT: "the disk quota is used up",
             errno.EFBIG: "a file is too large",
         }
-        if debug or error.errno not in full:
+        if debug:
             raise
         where = f" ({error.filename})" if error.filename else ""
-        line = (
-            f"{full[error.errno]}{where}; make room and go on with resume=<the run folder>; older checkpoints are whole"
-        )
+        line = f"{error.strerror or error}{where}; choose a path that can be read and written"
+        if error.errno in full:
+            what = full[error.errno]
+            line = f"{what}{where}; make room and go on with resume=<the run folder>; older checkpoints are whole"
     print(f"worldmodels: {' '.join(line.split())}", file=sys.stderr)
     return 2
 
 
 def _extra(module: str | None) -> str:
-    extras = {"h5py": "data", "flatland": "flatland", "s2clientprotocol": "starcraft"}
-    extra = extras.get((module or "").split(".")[0])
-    return f"pip install 'worldmodels[{extra}]'" if extra else f"pip install {module}"
+    return "pip install 'worldmodels[data]'" if module == "h5py" else f"pip install {module}"
 
 
 def _parsed(schema: type, words: list[str]) -> Any:
     """key=value words as an instance of a schema; ``--help`` prints it."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     if any(word in ("-h", "--help") for word in words):
         print(schema.__doc__)
@@ -150,26 +151,23 @@ def _parsed(schema: type, words: list[str]) -> Any:
         if not separator:
             raise UserError(f"got {word!r}; expected key=value with one of {', '.join(known)}")
         if key.split(".")[0] not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-            raise UserError(f"unknown key {key!r}; {hint}")
+            raise UserError(f"unknown key {key!r}; {nearest(key, known)}")
     try:
         merged = OmegaConf.merge(config, OmegaConf.from_dotlist(words))
         missing = OmegaConf.missing_keys(merged)
         if missing:
             raise UserError(f"{sorted(missing)[0]}= is missing; see --help")
         return OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        raise UserError(f"{getattr(error, 'full_key', '')}: {str(error).splitlines()[0]}") from error
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"{getattr(error, 'full_key', words)}: {str(error).splitlines()[0]}") from error
 
 
 def _train(words: list[str]) -> None:
     from .hydra_entry import train_command
     from .report.tables import scores, show
+    from .run import Run
 
-    for run in train_command(words):
-        if run is None:
-            continue
+    def report(run: Run) -> None:
         result = run.evaluate(quiet=not run.config["logger"]["progress"])
         name = result["core"].lower()
         show(scores({name: result}, f"{run.config['env']['id']}: held-out episodes, percent"))
@@ -178,6 +176,8 @@ def _train(words: list[str]) -> None:
             for path in run.draw():
                 print(path)
         print(f"run: {run.path}")
+
+    train_command(words, report)
 
 
 def _evaluate(words: list[str]) -> None:
@@ -211,7 +211,10 @@ def _compare(words: list[str]) -> None:
         file = Path(path) / EVALUATION
         if not file.is_file():
             raise UserError(f"{file} does not exist; run 'worldmodels evaluate run={path}' first")
-        evaluations[Path(path).name] = json.loads(file.read_text(encoding="utf-8"))
+        try:
+            evaluations[path] = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{file} is not JSON; run 'worldmodels evaluate run={path}' again") from error
     if not evaluations:
         raise UserError("no runs were named; give runs=[runs/a,runs/b]")
     show(scores(evaluations, "held-out episodes, percent"))
@@ -268,17 +271,10 @@ def _imported(path: str) -> Callable[..., Any]:
     import importlib
 
     module, separator, name = path.partition(":")
-    _see_folder()
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"{path!r} cannot be imported ({error}); write module:name") from error
-
-
-def _see_folder() -> None:
-    """Let modules in the present folder be imported, after everything installed."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    except Exception as error:  # a user's module may raise anything
+        raise UserError(f"{path!r} cannot be imported ({error!r}); write module:name") from error
 
 
 def _envs(words: list[str]) -> None:
@@ -324,7 +320,6 @@ def _check(words: list[str]) -> None:
 
     if len(words) != 1:
         raise UserError("give one thing to check: an environment id, or core=module:Class")
-    _see_folder()
     kind, separator, path = words[0].partition("=")
     problems = check_core(_imported(path)) if separator and kind == "core" else check_env(words[0].removeprefix("env="))
     for problem in problems:

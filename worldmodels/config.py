@@ -4,7 +4,6 @@ Defaults live in the constructors; the groups ``core``, ``encoder``, ``objective
 signatures, so every option can be set by name and an unknown one is an error. YAML files list differences only.
 """
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from .cores import CORES
 from .encoders import ENCODERS
-from .errors import UserError
+from .errors import UserError, nearest
 from .losses import contrastive
 from .training import TrainerSettings
 
@@ -154,9 +153,7 @@ def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any
     known = options_of(target)
     for key in options:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known) or 'no options'}"
-            raise UserError(f"{target.__name__} does not take {what}.{key}; {hint}")
+            raise UserError(f"{target.__name__} does not take {what}.{key}; {nearest(key, known)}")
     try:
         return target(*sizes, **options)
     except (ValueError, TypeError) as error:
@@ -171,14 +168,13 @@ def user_error(error: BaseException) -> UserError | None:
     while cause is not None:
         if isinstance(cause, MissingConfigException) and cause.options is not None:
             asked = str(cause.missing_cfg_file)
-            close = difflib.get_close_matches(asked.split("/")[-1], cause.options, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(cause.options))}"
-            return UserError(f"unknown choice {asked!r}; {hint}")
+            return UserError(f"unknown choice {asked!r}; {nearest(asked.split('/')[-1], cause.options)}")
         if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
             parent = cause.parent_node
             known = [str(key) for key in parent] if parent is not None and OmegaConf.is_dict(parent) else []
-            close = difflib.get_close_matches(str(cause.key), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+            hint = nearest(str(cause.key), known)
+            if str(cause.full_key).startswith("env.kwargs."):
+                hint = f"an environment's own option is added with a plus: +{cause.full_key}=..."
             return UserError(f"unknown key {cause.full_key or cause.key!r}; {hint}")
         cause = cause.__cause__ or cause.__context__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from .errors import UserError
+
 
 @runtime_checkable
 class Encoder(Protocol):
@@ -22,6 +24,8 @@ class Encoder(Protocol):
 
 def pixels(observations: UInt8[Tensor, "*B H W C"]) -> Float[Tensor, "*B C H W"]:
     """Pictures as environments give them, ``(..., H, W, C)`` uint8, as floats in [0, 1] with channels first."""
+    if observations.dtype != torch.uint8:
+        raise UserError(f"pictures are {observations.dtype}; expected uint8, so have the environment give 0 to 255")
     return torch.div(observations.movedim(-1, -3), 255.0)
 
 
@@ -52,7 +56,9 @@ class CSWMEncoder(nn.Module):
     ):
         super().__init__()
         if len(observation_shape) != 3:
-            raise ValueError(f"observations have shape {observation_shape}; this encoder takes pictures (H, W, C)")
+            raise ValueError(
+                f"observations are {observation_shape}; this encoder takes pictures (H, W, C); for vectors use encoder=vector"
+            )
         height, width, in_channels = observation_shape
         c = channels or max(1, hidden_size // 16)
         if size == "small":
@@ -131,7 +137,9 @@ class SlotAttentionEncoder(nn.Module):
     ):
         super().__init__()
         if len(observation_shape) != 3:
-            raise ValueError(f"observations have shape {observation_shape}; this encoder takes pictures (H, W, C)")
+            raise ValueError(
+                f"observations are {observation_shape}; this encoder takes pictures (H, W, C); for vectors use encoder=vector"
+            )
         self.observation_shape = tuple(observation_shape)
         self.num_slots = num_slots
         self.slot_size = slot_size
@@ -196,9 +204,7 @@ class VectorEncoder(nn.Module):
     def __init__(self, observation_shape: tuple[int, ...], num_slots: int, slot_size: int, *, hidden_size: int = 128):
         super().__init__()
         if len(observation_shape) == 3:
-            raise ValueError(
-                f"observations have shape {observation_shape}; this encoder takes vectors, use encoder=cswm"
-            )
+            raise ValueError(f"observations are {observation_shape}; this encoder takes vectors, use encoder=cswm")
         size = 1
         for axis in observation_shape:
             size *= axis

@@ -12,4 +12,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error line about an unknown name: the nearest known one, or all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(known[:40])}{' ...' if len(known) > 40 else ''}" if known else "there is none to choose"

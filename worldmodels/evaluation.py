@@ -18,6 +18,14 @@ MOVED_MINIMUM = 50
 _ENCODE_BATCH = 2000
 
 
+def burn_in(asked: int | None, memory: str) -> int:
+    """Steps at the start of an episode that only fill the state: as asked, else 5 for a carried one and 0 for none."""
+    return asked if asked is not None else 0 if memory == "none" else 5
+
+
+_burn_in = burn_in  # ``evaluate`` has an argument of that name
+
+
 class Encoded:
     """Test episodes as a model sees them, and what it imagines of them.
 
@@ -55,14 +63,15 @@ class Encoded:
         time = torch.arange(longest + 1, device=episodes.device)
         self.present = time <= self.lengths[:, None]  # (E, longest + 1)
         self.rows = episodes.starts[self.index][:, None] + torch.minimum(time, self.lengths[:, None])
+        real = self.rows[self.present]  # every frame once; the padding of shorter episodes is not encoded
         slots = []
-        flat = self.rows.flatten()
-        for start in range(0, len(flat), _ENCODE_BATCH):
-            frames = episodes.arrays["observations"][flat[start : start + _ENCODE_BATCH]]
+        for start in range(0, len(real), _ENCODE_BATCH):
+            frames = episodes.arrays["observations"][real[start : start + _ENCODE_BATCH]]
             slots.append(model.encode(frames.to(device)))
             if progress is not None:
-                progress(min(start + _ENCODE_BATCH, len(flat)), len(flat))
-        self.slots = torch.cat(slots).unflatten(0, self.rows.shape)  # (E, longest + 1, K, D)
+                progress(min(start + _ENCODE_BATCH, len(real)), len(real))
+        self.slots = torch.zeros(*self.rows.shape, model.num_slots, model.slot_size, device=device)
+        self.slots[self.present.to(device)] = torch.cat(slots).float()  # (E, longest + 1, K, D)
         begin, end = burn_in, burn_in + horizon
         actions = episodes.arrays["actions"][self.rows[:, :end]].transpose(0, 1).to(device)
         state = None
@@ -71,9 +80,11 @@ class Encoded:
         self.imagined = model.rollout(self.slots[:, begin], actions[begin:], state)  # (horizon, E, K, D)
 
     def info(self, name: str) -> Tensor | None:
-        """An info array of the episodes, ``(E, longest + 1, ...)``, or None if the data have none."""
+        """An info array with one entry per object, ``(E, longest + 1, objects, ...)``; None if the data have none."""
         array = self.episodes.arrays.get(f"info/{name}")
-        return None if array is None else array[self.rows]
+        if array is None or array.dim() < 2 or not bool(torch.isfinite(array.double()).all()):
+            return None
+        return array[self.rows]
 
 
 @torch.no_grad()
@@ -107,7 +118,7 @@ def evaluate(
     Returns:
         What ``evaluation.json`` holds.
     """
-    burn_in = burn_in if burn_in is not None else 0 if model.memory == "none" else 5
+    burn_in = _burn_in(burn_in, model.memory)
     training = model.training
     model.eval()
     seen = Encoded(model, episodes, max(horizons), burn_in=burn_in, limit=limit, progress=progress)
@@ -126,7 +137,7 @@ def evaluate(
         for ties in ("reference", "worst"):
             entry[f"h@1_{ties}"] = _mean(hits(over_all, 1, ties=ties))
         result["all"][str(h)] = entry
-        different = seen.present & (looks != looks[:, burn_in + h, None])
+        different = (seen.present & (looks != looks[:, burn_in + h, None])).to(seen.slots.device)
         inside = _scores(
             ranks_within(pred, target, seen.slots, different), ranks_within(now, target, seen.slots, different)
         )
@@ -167,8 +178,8 @@ def _looks(seen: Encoded) -> Tensor:
     """A number per frame, ``(E, longest + 1)``, equal where the observation's bytes are equal."""
     frames = seen.episodes.arrays["observations"]
     numbers = np.empty(tuple(seen.rows.shape), dtype=np.int64)
-    for e, rows in enumerate(seen.rows):
-        for t, frame in enumerate(frames[rows].cpu().numpy()):
+    for e, rows in enumerate(seen.rows.cpu()):
+        for t, frame in enumerate(frames[rows.to(frames.device)].cpu().numpy()):
             numbers[e, t] = int.from_bytes(hashlib.blake2b(frame.tobytes(), digest_size=8).digest(), "big", signed=True)
     return torch.from_numpy(numbers).to(seen.present.device)
 

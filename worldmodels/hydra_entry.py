@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,16 @@ from .run import Run, read_config, train_run
 
 CONFIGS = "pkg://worldmodels.configs"
 
-def train_command(words: Sequence[str]) -> list[Run | None]:
+
+def train_command(words: Sequence[str], after: Callable[[Run], None] = lambda run: None) -> list[Run]:
     """Train what the words describe: overrides, ``-m`` for a sweep, ``resume=<folder>`` to go on with a run.
 
+    Args:
+        words: as on the command line.
+        after: called with each run as soon as it has ended well.
+
     Returns:
-        The runs that ended well.
+        The runs that ended well; none in processes that are not the first.
 
     Raises:
         UserError: something the user can mend; in a sweep after the other jobs have run.
@@ -29,21 +34,27 @@ def train_command(words: Sequence[str]) -> list[Run | None]:
     for word in words:
         if word.startswith("+") and not word.lstrip("+").startswith(("env.kwargs", "core.", "encoder.", "hydra")):
             raise UserError(f"{word!r} would add a key that nothing reads; leave out the '+' to set an existing one")
-    resume = [word.partition("=")[2].strip("'") for word in words if word.startswith("resume=")]
+    runs: list[Run] = []
+    failures: list[Exception] = []
+
+    def finish(run: Run | None) -> None:
+        if run is not None:
+            runs.append(run)
+            after(run)
+
+    resume = [word for word in words if word.startswith("resume=")]
     if resume:
-        if len(words) > 1:
-            raise UserError(
-                f"resume= goes on with the run's own config; leave out {words[1 - words.index(words[0])]!r}"
-            )
-        path = Path(resume[0])
-        return [train_run(read_config(path), path, resume=True)]
-    runs: list[Run | None] = []
-    failures: list[BaseException] = []
+        others = [word for word in words if word not in resume]
+        if others:
+            raise UserError(f"resume= goes on with the run's own config; leave out {others[0]!r}")
+        path = Path(resume[0].partition("=")[2].strip("'"))
+        finish(train_run(read_config(path), path, resume=True))
+        return runs
 
     def job(config: DictConfig) -> None:
         try:
-            runs.append(train_run(plain(config), Path(HydraConfig.get().runtime.output_dir)))
-        except (Exception, KeyboardInterrupt) as error:
+            finish(train_run(plain(config), Path(HydraConfig.get().runtime.output_dir)))
+        except Exception as error:
             failures.append(error)
 
     _hydra(words, job)
@@ -87,9 +98,12 @@ def _hydra(words: Sequence[str], job: Any) -> None:
             del os.environ["HYDRA_FULL_ERROR"]
 
 
-def train(*overrides: str) -> Run:
-    """Train from Python with the overrides of the command line; returns the run.
+def train(*overrides: str) -> Run | None:
+    """Train from Python with the overrides of the command line; returns the run (of a sweep the last one).
+
+    Under torchrun it returns None in all processes but the first.
 
     >>> worldmodels.train("experiment=block_physics", "core=snps", "size=cpu", "seed=0")  # doctest: +SKIP
     """
-    return [run for run in train_command(overrides) if run is not None][-1]
+    runs = train_command(overrides)
+    return runs[-1] if runs else None

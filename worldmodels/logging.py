@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
@@ -22,6 +23,7 @@ def progress_bar(description: str) -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
         transient=False,
     )
@@ -31,11 +33,13 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl; a line cut short by a kill is left out."""
     lines = []
     if (run / METRICS).is_file():
-        for line in (run / METRICS).read_text(encoding="utf-8").splitlines():
+        for line in (run / METRICS).read_bytes().splitlines():
             try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
+                values = json.loads(line)
+            except ValueError:
                 continue
+            if isinstance(values, dict) and "step" in values:
+                lines.append(values)
     return lines
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from yaml import YAMLError
 
 from . import checkpoints
-from .config import build, plain
-from .data.collect import collect
+from .config import TrainConfig, build, plain
+from .data.collect import collect, resized
 from .data.episodes import Episodes
 from .errors import UserError
-from .evaluation import evaluate
+from .evaluation import Encoded, burn_in, evaluate
 from .logging import progress_bar, read_metrics
 from .report import figures
 from .training import TrainerSettings, make_fabric, train
@@ -57,12 +57,15 @@ def split(config: Mapping[str, Any], which: str, *, quiet: bool = False) -> Epis
         return Episodes.load(chosen["path"])
     if env["id"] is None:
         raise UserError("no environment was named; give env.id=<a Gymnasium id>, or experiment=block_physics")
+    steps = chosen["steps"]
+    if which == "test" and steps is not None:  # a carried state is filled before the steps that are scored
+        steps += burn_in(config["evaluation"]["burn_in"], config["memory"])
     settings = {
         "env_id": env["id"],
         "env_kwargs": env["kwargs"],
         "resize": env["resize"],
         "episodes": chosen["episodes"],
-        "steps": chosen["steps"],
+        "steps": steps,
         "seed": chosen["seed"],
         "drop_invalid": data["drop_invalid"],
         "num_envs": data["num_envs"],
@@ -79,6 +82,16 @@ def split(config: Mapping[str, Any], which: str, *, quiet: bool = False) -> Epis
             path=path,
             progress=lambda done, _: bar.update(task, completed=done),
         )
+
+
+def _claim(path: Path, config: str) -> None:
+    """Make a run's folder ours by creating its config, which succeeds for one process only."""
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        with (path / CONFIG).open("x", encoding="utf-8") as file:
+            file.write(config)
+    except FileExistsError as error:
+        raise UserError(f"{path} was taken by another run this moment; choose another folder with run=") from error
 
 
 class Run:
@@ -136,15 +149,25 @@ class Run:
             Slots ``(T, K, D)``, or ``(T, B, K, D)`` for a batch.
         """
         device = next(self.model.parameters()).device
-        frames = torch.as_tensor(np.asarray(observations)).to(device)
-        moves = torch.as_tensor(np.asarray(actions)).to(device)
+        seen = observations["image"] if isinstance(observations, Mapping) else observations
+        frames, moves = (
+            (x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))).to(device) for x in (seen, actions)
+        )
         single = frames.dim() == len(self.model.encoder.observation_shape)
         if single:
-            frames, moves = frames[None], moves[:, None]
-        if len(moves.shape) < 2 or moves.shape[1] != len(frames):
+            frames, moves = frames[None], moves.reshape(len(moves) if moves.dim() else 1, 1, *moves.shape[1:])
+        if self.config["env"]["resize"] is not None:
+            frames = resized(frames, tuple(self.config["env"]["resize"]))
+        sizes = self.model.action["sizes"]
+        width = () if self.model.action["kind"] == "discrete" and len(sizes) == 1 else (moves.shape[-1],)
+        if len(moves) == 0 or moves.shape[1:2] != (len(frames),) or moves.dim() != 2 + len(width):
             raise UserError(
-                f"{len(frames)} observations, but actions of shape {tuple(moves.shape)}; expected (T, B, ...)"
+                f"{len(frames)} observations, but actions of shape {tuple(moves.shape)}; expected (T, {len(frames)}, ...)"
             )
+        if self.model.action["kind"] == "discrete":
+            largest = moves.reshape(-1, len(sizes)).amax(0).tolist()
+            if int(moves.min()) < 0 or any(m >= n for m, n in zip(largest, sizes, strict=True)):
+                raise UserError(f"actions reach {largest}; this model knows actions below {sizes}")
         imagined = self.model.rollout(self.model.encode(frames), moves)
         return imagined[:, 0] if single else imagined
 
@@ -154,12 +177,18 @@ class Run:
         folder.mkdir(exist_ok=True)
         horizons = self.config["evaluation"]["horizons"]
         episodes = split(self.config, "test", quiet=quiet)
-        written = [figures.rollout(self.model, episodes, folder / "rollout.png", steps=max(horizons), episode=episode)]
-        written.append(figures.horizons(self.model, episodes, folder / "horizons.png", steps=max(horizons)))
+        if episode < 0:
+            raise UserError(f"episode={episode}; episodes are numbered from 0")
+        wait = burn_in(self.config["evaluation"]["burn_in"], self.model.memory)
+        with torch.no_grad():
+            limit = max(figures.REFERENCES, episode + 1)
+            seen = Encoded(self.model, episodes, max(horizons), burn_in=wait, limit=limit)
+        written = [figures.rollout(seen, folder / "rollout.png", episode=episode)]
+        written.append(figures.horizons(seen, type(self.model.core).__name__, folder / "horizons.png"))
         metrics = read_metrics(self.path)
         if metrics:
             written.append(figures.curves(metrics, folder / "curves.png"))
-        choices = figures.choices(self.model, episodes, folder / "choices.png", steps=max(horizons), episode=episode)
+        choices = figures.choices(self.model, seen, folder / "choices.png", episode=episode)
         return written + ([choices] if choices else [])
 
 
@@ -176,6 +205,26 @@ def require_same_kind(model: WorldModel, episodes: Episodes) -> None:
         raise UserError(f"the data have actions {episodes.about.get('action')}, the model takes {model.action}")
 
 
+def _check_evaluation(config: Mapping[str, Any], test: Episodes) -> None:
+    """Refuse an evaluation that cannot be, before anything is trained.
+
+    Raises:
+        UserError: no horizons, too few episodes, or episodes too short for them.
+    """
+    horizons, limit = config["evaluation"]["horizons"], config["evaluation"]["limit"]
+    if not horizons or min(horizons) < 1 or (limit is not None and limit < 2):
+        raise UserError(f"evaluation.horizons={horizons} and limit={limit}; give horizons of at least 1 and 2 episodes")
+    if config["memory"] == "carry" and config["trainer"]["window"] < 2:
+        raise UserError("memory=carry trains on windows of several steps; set trainer.window=4 or more")
+    needed = burn_in(config["evaluation"]["burn_in"], config["memory"]) + max(horizons)
+    enough = int((test.lengths >= needed).sum())
+    if enough < 2:
+        raise UserError(
+            f"{enough} of {len(test)} test episodes reach the {needed} steps that evaluation.horizons={horizons} need (the "
+            f"longest has {int(test.lengths.max())}); give smaller horizons, like evaluation.horizons=[1,5]"
+        )
+
+
 def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) -> Run | None:
     """Collect what is missing and train.
 
@@ -190,25 +239,24 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
     Raises:
         UserError: something the user can mend.
     """
-    if not resume and checkpoints.latest(path) is not None:
+    if not resume and (path / CONFIG).exists():
         raise UserError(f"{path} holds a run already; go on with resume={path}, or choose another folder")
     settings = TrainerSettings(**config["trainer"])
     fabric = make_fabric(settings)
     path = Path(fabric.broadcast(str(path)))
     quiet = not config["logger"]["progress"] or not fabric.is_global_zero
-    torch.manual_seed(config["seed"])
     with fabric.rank_zero_first():
         data = split(config, "train", quiet=quiet)
         test = split(config, "test", quiet=quiet)
     if "action" not in data.about:
         raise UserError("these data do not say what their actions are; collect or import them again")
+    _check_evaluation(config, test)
+    torch.manual_seed(config["seed"])
     model = build_model(config, data.observation_shape, data.about["action"])
     require_same_kind(model, test)
     if not resume and fabric.is_global_zero:
-        path.mkdir(parents=True, exist_ok=True)
         about = {"observation_shape": list(data.observation_shape), "action": data.about["action"]}
-        saved = OmegaConf.to_yaml(OmegaConf.create({**config, "model": about}))
-        checkpoints.write_aside(path / CONFIG, saved.encode())
+        _claim(path, OmegaConf.to_yaml(OmegaConf.create({**config, "model": about})))
 
     def score(model: WorldModel) -> dict[str, float]:
         result = evaluate(model, test, **(config["evaluation"] | {"limit": settings.evaluate_episodes}))
@@ -234,11 +282,11 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
         resume=resume,
         quiet=quiet,
     )
-    return Run(path, config, model.cpu().eval()) if fabric.is_global_zero else None
+    return Run(path, config, model.eval()) if fabric.is_global_zero else None
 
 
-def load(path: str | Path) -> Run:
-    """Open a run folder: its config, and the model at its newest checkpoint.
+def load(path: str | Path, *, device: str = "cpu") -> Run:
+    """Open a run folder: its config, and the model at its newest checkpoint, on a device.
 
     Raises:
         UserError: no run there, or a damaged or foreign one.
@@ -256,7 +304,7 @@ def load(path: str | Path) -> Run:
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
     checkpoints.load_weights(newest, model)
-    return Run(path, config, model.eval())
+    return Run(path, config, model.to(device).eval())
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -268,6 +316,10 @@ def read_config(path: Path) -> dict[str, Any]:
     if not (path / CONFIG).is_file():
         raise UserError(f"no run at {path}: it has no {CONFIG}; give the folder that 'worldmodels train' printed")
     try:
-        return plain(OmegaConf.load(path / CONFIG))
-    except (OmegaConfBaseException, YAMLError, OSError, AttributeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path / CONFIG} is not the config of a run of ours ({str(error).splitlines()[0]})") from error
+        saved: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(path / CONFIG))  # type: ignore[assignment]
+        about = saved.pop("model")
+        return {**plain(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved)), "model": about}
+    except (OmegaConfBaseException, YAMLError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path / CONFIG} is not the config of a run of ours ({(str(error) or repr(error)).splitlines()[0]})"
+        ) from error

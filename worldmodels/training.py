@@ -38,8 +38,8 @@ class TrainerSettings:
         evaluate_every: steps between two short evaluations; 0 for none.
         evaluate_episodes: test episodes a short evaluation uses.
         checkpoint_every: steps between two checkpoints; the last step always has one.
-        accelerator: Fabric's: "cpu", "cuda", "auto".
-        precision: Fabric's: "32-true", "bf16-mixed" ...
+        accelerator: "cpu", "cuda", or "auto": a GPU if there is one.
+        precision: "32-true" or "bf16-mixed".
         tf32: let matrix products on a GPU use TF32.
         threads: CPU threads; 0 leaves torch's choice.
     """
@@ -117,8 +117,15 @@ def make_fabric(settings: TrainerSettings) -> Fabric:
     """Lightning Fabric on the devices of the settings, or on the processes that torchrun started."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     nodes = int(os.environ.get("WORLD_SIZE", 1)) // local
+    accelerator = settings.accelerator
+    if accelerator == "auto":  # a Mac's own accelerator has no float64, which drawing batches and ranks need
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    if accelerator not in ("cpu", "cuda") or (accelerator == "cuda" and not torch.cuda.is_available()):
+        raise UserError(f"trainer.accelerator={accelerator} is not to be had here; use auto or cpu")
+    if settings.precision not in ("32-true", "bf16-mixed"):
+        raise UserError(f"trainer.precision={settings.precision}; expected 32-true or bf16-mixed")
     fabric = Fabric(
-        accelerator=settings.accelerator,
+        accelerator=accelerator,
         devices=local,
         num_nodes=nodes,
         strategy="ddp" if local * nodes > 1 else "auto",
@@ -164,7 +171,7 @@ def train(
     check(settings, data, objective, fabric.world_size)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    torch.backends.cuda.matmul.allow_tf32 = settings.tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     device = fabric.device
     data = data.to(device)
     torch.manual_seed(seed * 1_000_003 + fabric.global_rank)
@@ -224,13 +231,13 @@ def train(
             if step % settings.log_every == 0:
                 totals.zero_()
                 clock, since = time.perf_counter(), step
+            if step % settings.checkpoint_every == 0 or at_end:
+                checkpoints.save(run, step, model, optimizer, generator, fabric)
             if evaluate is not None and settings.evaluate_every and (step % settings.evaluate_every == 0 or at_end):
                 if log is not None:
                     log.write(step, evaluate(model))
                 model.train()
                 fabric.barrier()
-            if step % settings.checkpoint_every == 0 or at_end:
-                checkpoints.save(run, step, model, optimizer, generator, fabric)
             if log is not None:
                 log.advance(step)
     finally:
@@ -260,8 +267,11 @@ def check(settings: TrainerSettings, data: Episodes, objective: dict[str, Any], 
     """Refuse settings that cannot work, before anything is trained."""
     if settings.schedule not in ("constant", "cosine"):
         raise UserError(f"trainer.schedule is {settings.schedule!r}; expected 'constant' or 'cosine'")
-    if min(settings.steps, settings.batch_size, settings.window, settings.starts_per_episode) < 1:
-        raise UserError("trainer.steps, batch_size, window and starts_per_episode must be at least 1")
+    for name in ("steps", "batch_size", "window", "starts_per_episode", "log_every", "checkpoint_every"):
+        if getattr(settings, name) < 1:
+            raise UserError(f"trainer.{name}={getattr(settings, name)}; it must be at least 1")
+    if objective.get("sigma", 0.5) <= 0 or settings.learning_rate <= 0:
+        raise UserError("objective.sigma and trainer.learning_rate must be above 0")
     if settings.batch_size % (settings.window * settings.starts_per_episode * processes):
         raise UserError(
             f"trainer.batch_size={settings.batch_size} is no multiple of window x starts_per_episode x processes = "

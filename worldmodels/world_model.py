@@ -117,6 +117,11 @@ class WorldModel(nn.Module):
         self.encoder = encoder
         self.core = core
         has_memory = bool(core.initial_state(1))
+        if not has_memory and core.slot_size != self.slot_size:
+            raise UserError(
+                f"core.slot_size={core.slot_size}, but a core without memory changes the encoder's slots of "
+                f"{self.slot_size}; leave core.slot_size out"
+            )
         if not has_memory and memory == "carry":
             raise UserError(f"memory=carry needs a core with a state; {type(core).__name__} has none")
         self.readout = nn.Linear(core.slot_size, self.slot_size) if has_memory else nn.Identity()
@@ -127,7 +132,7 @@ class WorldModel(nn.Module):
         lead = observations.shape[: observations.dim() - len(shape)]
         if tuple(observations.shape[len(lead) :]) != tuple(shape):
             raise UserError(f"observations have shape {tuple(observations.shape)}; the encoder takes (..., {shape})")
-        return self.encoder(observations.reshape(-1, *shape)).unflatten(0, lead)
+        return self.encoder(observations.reshape(-1, *shape)).reshape(*lead, self.num_slots, self.slot_size)
 
     def initial_state(self, slots: Float[Tensor, "B K D"]) -> State:
         """The state before the first step of an episode that begins with these slots."""

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -27,9 +28,12 @@ _BUFFER_BYTES = 1 << 30
 def register_plugins() -> None:
     """Load what installed packages offer under the entry point ``worldmodels.envs`` (a module, or a callable to call)."""
     for entry in entry_points(group="worldmodels.envs"):
-        loaded = entry.load()
-        if callable(loaded):
-            loaded()
+        try:
+            loaded = entry.load()
+            if callable(loaded):
+                loaded()
+        except Exception as error:  # whatever a stranger's module raises must not stop those who do not use it
+            print(f"worldmodels: the plug-in {entry.name!r} cannot be loaded: {error!r}", file=sys.stderr)
 
 
 def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
@@ -47,6 +51,8 @@ def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
             raise UserError(
                 f"environment {env_id!r}: no module {error.name!r}; install it, or check the name"
             ) from error
+        except Exception as error:  # a stranger's module may raise anything
+            raise UserError(f"environment {env_id!r}: importing {module!r} raises {error!r}") from error
     elif name.startswith(("MiniGrid-", "BabyAI-")):
         importlib.import_module("minigrid")
     elif name.startswith("ALE/"):
@@ -118,7 +124,7 @@ def action_spec(space: gym.Space[Any], actions_per_object: int | None = None) ->
         if actions_per_object is not None:
             spec["per_object"] = int(actions_per_object)
         return spec
-    if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
+    if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1 and not space.start.any():
         return {"kind": "discrete", "sizes": [int(n) for n in space.nvec]}
     if isinstance(space, gym.spaces.Box):
         return {"kind": "box", "sizes": [int(np.prod(space.shape))]}
@@ -167,6 +173,8 @@ def collect(
     """
     if episodes < 1 or (steps is not None and steps < 1):
         raise UserError(f"episodes is {episodes} and steps {steps}; both must be at least 1")
+    if seed < 0 or (resize is not None and (len(resize) != 2 or min(resize) < 1)):
+        raise UserError(f"seed is {seed} and resize {resize}; seeds are not negative, resize is [height,width]")
     spec = find_spec(env_id)
     ours = spec.id.startswith(OUR_NAMESPACE)
     if num_envs is None:
@@ -229,7 +237,10 @@ def _record(
     mode = envs.metadata["autoreset_mode"]
     envs.action_space.seed(seed)
     quota = np.full(B, episodes // B) + (np.arange(B) < episodes % B)
-    raw, info = envs.reset(seed=seed)
+    ours = str(getattr(envs.spec, "id", "")).startswith(OUR_NAMESPACE)
+    # Gymnasium gives copy b the seed + b, so that data sets of neighbouring seeds would share their episodes.
+    seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(B)]
+    raw, info = envs.reset(seed=seed) if ours else envs.reset(seed=seeds)  # type: ignore[arg-type]
     buffers = _Buffers(B, limit, resize)
     buffers.begin(np.ones(B, dtype=bool), raw, info)
     fresh = np.zeros(B, dtype=bool)  # NEXT_STEP: this step only starts the next episode
@@ -255,7 +266,8 @@ def _record(
         kept &= (buffers.length < limit) & (quota > 0)
         if mode == AutoresetMode.NEXT_STEP and fresh.any():
             buffers.begin(fresh, raw, info)
-        buffers.add(kept, arrived, arrived_info, actions, rewards, terminated, truncated)
+        cut = kept & (buffers.length + 1 >= limit) & ~terminated
+        buffers.add(kept, arrived, arrived_info, actions, rewards, terminated, truncated | cut)
         ended = (done | (buffers.length >= limit)) & ~fresh & ~buffers.written
         for b in np.flatnonzero(ended & (quota > 0)).tolist():
             if buffers.length[b] > 0:
@@ -298,14 +310,19 @@ class _Buffers:
         self.length = np.zeros(num_envs, dtype=np.int64)
         self.written = np.zeros(num_envs, dtype=bool)
         self.arrays: dict[str, np.ndarray] = {}
+        self.names: set[str] | None = None  # of the arrays, once an episode was written
 
     def _put(self, name: str, rows: np.ndarray, at: np.ndarray, value: Any) -> None:
         value = _numpy(value)
-        if value.dtype == object or len(value) != self.num_envs:
+        if value.dtype.kind not in "biuf" or value.ndim == 0 or len(value) != self.num_envs:
             return
+        if self.names is not None and name not in self.names:
+            return  # an info that first appears after an episode was written; all episodes hold the same arrays
         if name not in self.arrays:
             shape = (self.num_envs, self.limit + 1, *value.shape[1:])
             self.arrays[name] = np.zeros(shape, value.dtype)
+        elif self.names is None and value.dtype != self.arrays[name].dtype:
+            self.arrays[name] = self.arrays[name].astype(np.result_type(self.arrays[name], value))
         self.arrays[name][rows, at] = value[rows]
 
     def _put_observation(self, rows: np.ndarray, at: np.ndarray, raw: Any, info: dict[str, Any]) -> None:
@@ -347,6 +364,7 @@ class _Buffers:
 
     def episode(self, row: int) -> dict[str, np.ndarray]:
         """The finished episode of a copy."""
+        self.names = set(self.arrays)
         return {name: array[row, : self.length[row] + 1] for name, array in self.arrays.items()}
 
 

@@ -128,10 +128,9 @@ class Episodes:
             for name, entry in manifest["arrays"].items():
                 arrays[name] = _map_array(path / entry["file"], entry, verify)
             lengths = torch.tensor(manifest["lengths"], dtype=torch.int64)
-            about = manifest["about"]
+            return cls(arrays, lengths, manifest["about"])
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path / MANIFEST} lacks {error}; collect the data again") from error
-        return cls(arrays, lengths, about)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -187,6 +186,7 @@ class EpisodesWriter:
         self._digests: dict[str, Any] = {}
 
     def __enter__(self) -> "EpisodesWriter":
+        shutil.rmtree(self._aside, ignore_errors=True)  # of a killed process that had this number
         self._aside.mkdir(parents=True)
         return self
 
@@ -216,11 +216,15 @@ class EpisodesWriter:
         self.lengths.append(rows.pop() - 1)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        for stream in self._streams.values():
-            stream.close()
-        if error is not None:
+        try:
+            for stream in self._streams.values():
+                stream.close()
+            if error is None:
+                self._finish()
+        finally:
             shutil.rmtree(self._aside, ignore_errors=True)
-            return
+
+    def _finish(self) -> None:
         for name, entry in self._entries.items():
             entry["sha256"] = self._digests[name].hexdigest()
         manifest = {
@@ -231,4 +235,8 @@ class EpisodesWriter:
             "arrays": self._entries,
         }
         (self._aside / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-        self._aside.rename(self.path)
+        try:
+            self._aside.rename(self.path)
+        except OSError:
+            if not (self.path / MANIFEST).is_file():  # else another process has just written the same data
+                raise

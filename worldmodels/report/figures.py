@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from ..core import Tokens
-from ..data.episodes import Episodes
 from ..errors import UserError
 from ..evaluation import Encoded
 from ..metrics import hits, ranks, reciprocal_ranks
 from ..world_model import WorldModel, attach
 
-_REFERENCES = 1000  # test episodes whose frames a predicted state may be shown as
+REFERENCES = 1000  # test episodes whose frames a predicted state may be shown as
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")
 
 
@@ -53,21 +52,20 @@ def _series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int],
     return [line["step"] for line in lines], [line[name] for line in lines]
 
 
-@torch.no_grad()
-def horizons(model: WorldModel, episodes: Episodes, path: Path, *, steps: int) -> Path:
+def horizons(seen: Encoded, name: str, path: Path) -> Path:
     """H@1 and MRR against the horizon, beside the latent copy."""
-    seen = Encoded(model, episodes, steps, limit=_REFERENCES)
     figure = matplotlib.figure.Figure(figsize=(9, 3.4))
     axes = figure.subplots(1, 2, sharey=True)
-    at = range(1, steps + 1)
-    now = seen.slots[:, 0]
+    at = range(1, len(seen.imagined) + 1)
+    first = seen.burn_in
+    now = seen.slots[:, first]
     for axis, measure, title in (
         (axes[0], lambda r: float(hits(r, 1).mean()), "H@1"),
         (axes[1], lambda r: float(reciprocal_ranks(r).mean()), "MRR"),
     ):
-        predicted = [measure(ranks(seen.imagined[h - 1], seen.slots[:, h])) for h in at]
-        copied = [measure(ranks(now, seen.slots[:, h])) for h in at]
-        axis.plot(at, predicted, marker="o", color=_COLORS[0], label=type(model.core).__name__)
+        predicted = [measure(ranks(seen.imagined[h - 1], seen.slots[:, first + h])) for h in at]
+        copied = [measure(ranks(now, seen.slots[:, first + h])) for h in at]
+        axis.plot(at, predicted, marker="o", color=_COLORS[0], label=name)
         axis.plot(at, copied, marker="s", color=_COLORS[1], ls="--", label="latent copy")
         axis.set(xlabel="steps ahead", title=title, ylim=(0, 1.02))
     axes[0].legend(frameon=False)
@@ -75,22 +73,20 @@ def horizons(model: WorldModel, episodes: Episodes, path: Path, *, steps: int) -
     return _save(figure, path)
 
 
-@torch.no_grad()
-def rollout(model: WorldModel, episodes: Episodes, path: Path, *, steps: int, episode: int = 0) -> Path:
+def rollout(seen: Encoded, path: Path, *, episode: int = 0) -> Path:
     """A true episode above what the model imagines of it, each imagined state shown as the test frame nearest to it.
 
     Observations that are no pictures are drawn as lines: true states and nearest test states.
     """
-    limit = max(_REFERENCES, episode + 1)
-    seen = Encoded(model, episodes, steps, limit=limit)
     if episode >= len(seen.index):
-        raise UserError(f"there is no episode {episode}; {len(seen.index)} test episodes have at least {steps} steps")
-    references = seen.slots[seen.present].flatten(1).double()
+        raise UserError(f"there is no episode {episode}; {len(seen.index)} test episodes are long enough to be drawn")
+    steps, first = len(seen.imagined), seen.burn_in
+    references = seen.slots[seen.present.to(seen.slots.device)].flatten(1).double()
     rows = seen.rows[seen.present]
     imagined = seen.imagined[:, episode].flatten(1).double()
-    nearest = rows[torch.cdist(imagined, references).argmin(1)]
-    frames = episodes.arrays["observations"]
-    true, shown = frames[seen.rows[episode, : steps + 1]], frames[nearest]
+    nearest = rows[torch.cdist(imagined, references).argmin(1).to(rows.device)]
+    frames = seen.episodes.arrays["observations"]
+    true, shown = frames[seen.rows[episode, first : first + steps + 1]], frames[nearest]
     right = [bool((a == b).all()) for a, b in zip(true[1:], shown, strict=True)]
     if true.dim() != 4:
         return _save(_lines(true, torch.cat([true[:1], shown])), path)
@@ -119,7 +115,7 @@ def _rgb(frame: Tensor) -> np.ndarray:
 
 
 def _lines(true: Tensor, shown: Tensor) -> matplotlib.figure.Figure:
-    true, shown = true.flatten(1).cpu(), shown.flatten(1).cpu()
+    true, shown = true.reshape(len(true), -1).cpu(), shown.reshape(len(shown), -1).cpu()
     figure = matplotlib.figure.Figure(figsize=(7, 3.4))
     axis = figure.subplots()
     for i in range(min(true.shape[1], 8)):
@@ -131,17 +127,17 @@ def _lines(true: Tensor, shown: Tensor) -> matplotlib.figure.Figure:
 
 
 @torch.no_grad()
-def choices(model: WorldModel, episodes: Episodes, path: Path, *, steps: int, episode: int = 0) -> Path | None:
+def choices(model: WorldModel, seen: Encoded, path: Path, *, episode: int = 0) -> Path | None:
     """Which rule changed which slot in the light of which other, over a trajectory; None if the core chooses nothing.
 
     One column a rule application; a coloured cell is the slot that was changed, its colour and number the rule; the ring
     marks the slot it looked at.
     """
-    seen = Encoded(model, episodes, steps, limit=max(_REFERENCES, episode + 1))
+    steps = seen.burn_in + len(seen.imagined)
     slots = seen.slots[episode : episode + 1, :steps].transpose(0, 1)  # (T, 1, K, D)
-    actions = episodes.arrays["actions"][seen.rows[episode, :steps]][:, None].to(slots.device)
+    actions = seen.episodes.arrays["actions"][seen.rows[episode, :steps]][:, None].to(slots.device)
     explained = _explain(model, slots, actions)
-    if "rule" not in explained:
+    if not {"rule", "context"} <= set(explained):
         return None
     rule, context = explained["rule"], explained["context"]  # (T, stages) or (T, stages, K)
     T, stages = rule.shape[:2]
