@@ -192,8 +192,9 @@ def test_a_trained_model_beats_its_own_copy(tmp_path):
     test = collect("worldmodels/Shapes-v0", tmp_path / "test", episodes=500, steps=10, seed=2, **options)
     torch.manual_seed(0)
     encoder = CSWMEncoder(data.observation_shape, 2, 2, hidden_size=64, channels=16)
-    model = WorldModel(encoder, GNN(6, 2, 2, hidden_size=64), action=data.about["action"], action_to="slot")
-    settings = {"steps": 800, "batch_size": 128, "starts_per_episode": 4, "learning_rate": 3e-3, "warmup_steps": 50}
+    core = GNN(6, 2, 2, hidden_size=64, edge_actions=True)
+    model = WorldModel(encoder, core, action=data.about["action"], action_to="slot")
+    settings = {"steps": 600, "batch_size": 128, "starts_per_episode": 4, "learning_rate": 3e-3, "warmup_steps": 50}
     run_training(data, tmp_path / "run", model=model, schedule="cosine", checkpoint_every=800, **settings)
     inside = evaluate(model, test, horizons=(1, 5))["in_episode"]
     assert inside["5"]["copy_h@1"] < 0.1 and inside["5"]["h@1"] > 0.6, inside
@@ -201,7 +202,7 @@ def test_a_trained_model_beats_its_own_copy(tmp_path):
 
 
 def test_two_processes_train_one_model(tmp_path):
-    """torchrun with two CPU processes: they end with equal weights, and resume."""
+    """torchrun with two CPU processes: gradients are averaged, batches are not the same, and the run resumes."""
     command = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29611"]
     command += [
         "-m",
@@ -225,5 +226,18 @@ def test_two_processes_train_one_model(tmp_path):
     for key, entry in moments[0].items():
         assert torch.equal(entry["exp_avg"], moments[1][key]["exp_avg"])  # gradients were averaged
     assert not torch.equal(states[0]["batches"], states[1]["batches"])  # each draws its own batches
+    (tmp_path / "run" / "config.yaml").write_text(
+        (tmp_path / "run/config.yaml").read_text().replace("steps: 6", "steps: 8")
+    )
+    again = [
+        word
+        for word in command
+        if not word.startswith(("experiment=", "core=", "size=", "run=", "data.", "trainer.", "logger."))
+    ]
+    done = subprocess.run(
+        [*again, f"resume={tmp_path}/run"], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert checkpoints.latest(tmp_path / "run").name == "step_000000000008"
     with pytest.raises(UserError, match="holds a run already"):
         worldmodels.train("experiment=block_physics", "size=smoke", f"run={tmp_path}/run", f"data.dir={tmp_path}/data")

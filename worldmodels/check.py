@@ -242,6 +242,23 @@ def _float64(factory: Callable[..., Any]) -> None:
     _require(kinds == {torch.float64}, f"in float64 it returns {sorted(map(str, kinds))}")
 
 
+def _devices(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    core = core.to("meta")  # a device without data: what stays behind on the CPU meets it and raises
+    tokens = Tokens(tokens.features.to("meta"), None if tokens.positions is None else tokens.positions.to("meta"))
+    slots, state = unroll(core, tokens, core.initial_state(B))
+    places = {slots.device.type} | {leaf.device.type for leaf in state.values()}
+    _require(places == {"meta"}, f"moved to another device it returns tensors on {sorted(places)}")
+
+
+def _slots(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    plain, given = core.initial_state(B), core.initial_state(B, torch.randn(B, K, D))
+    same = {name: leaf.shape for name, leaf in plain.items()} == {name: leaf.shape for name, leaf in given.items()}
+    _require(same, "initial_state from given slots has other leaves or shapes than without")
+    unroll(core, tokens, given)
+
+
 def _values(factory: Callable[..., Any]) -> None:
     core, tokens = _example(factory)
     state: State = core.initial_state(B)
@@ -266,5 +283,7 @@ CONTRACT: dict[str, Callable[[Callable[..., Any]], None]] = {
     "survives state_dict and deepcopy": _copies,
     "works in float64": _float64,
     "state is a value": _values,
+    "follows its device": _devices,
+    "can start from slots": _slots,
 }
 """The contract of cores, one function each, called with a factory ``(token_size, num_slots, slot_size) -> core``."""

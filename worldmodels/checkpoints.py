@@ -141,6 +141,6 @@ def restore(run: Path, model: nn.Module, optimizer: Any, generator: torch.Genera
             torch.cuda.set_rng_state(state["device_noise"])
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
         raise UserError(
-            f"{file} cannot be read ({error!r}); it is damaged, not ours, or of another kind of device"
+            f"{file} cannot be read ({type(error).__name__}); it is damaged or not ours, or from another kind of device"
         ) from error
     return int(meta["step"])
