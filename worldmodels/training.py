@@ -238,6 +238,7 @@ def train(
                     log.write(step, evaluate(model))
                 model.train()
                 fabric.barrier()
+                clock = time.perf_counter() if since == step else clock  # evaluation is not training time
             if log is not None:
                 log.advance(step)
     finally:
