@@ -18,12 +18,9 @@ MOVED_MINIMUM = 50
 _ENCODE_BATCH = 2000
 
 
-def burn_in(asked: int | None, memory: str) -> int:
+def burn_in_steps(asked: int | None, memory: str) -> int:
     """Steps at the start of an episode that only fill the state: as asked, else 5 for a carried one and 0 for none."""
     return asked if asked is not None else 0 if memory == "none" else 5
-
-
-_burn_in = burn_in  # ``evaluate`` has an argument of that name
 
 
 class Encoded:
@@ -118,7 +115,7 @@ def evaluate(
     Returns:
         What ``evaluation.json`` holds.
     """
-    burn_in = _burn_in(burn_in, model.memory)
+    burn_in = burn_in_steps(burn_in, model.memory)
     training = model.training
     model.eval()
     seen = Encoded(model, episodes, max(horizons), burn_in=burn_in, limit=limit, progress=progress)

@@ -19,7 +19,7 @@ from .config import TrainConfig, build, plain
 from .data.collect import collect, resized
 from .data.episodes import Episodes
 from .errors import UserError
-from .evaluation import Encoded, burn_in, evaluate
+from .evaluation import Encoded, burn_in_steps, evaluate
 from .logging import progress_bar, read_metrics
 from .report import figures
 from .training import TrainerSettings, make_fabric, train
@@ -59,7 +59,7 @@ def split(config: Mapping[str, Any], which: str, *, quiet: bool = False) -> Epis
         raise UserError("no environment was named; give env.id=<a Gymnasium id>, or experiment=block_physics")
     steps = chosen["steps"]
     if which == "test" and steps is not None:  # a carried state is filled before the steps that are scored
-        steps += burn_in(config["evaluation"]["burn_in"], config["memory"])
+        steps += burn_in_steps(config["evaluation"]["burn_in"], config["memory"])
     settings = {
         "env_id": env["id"],
         "env_kwargs": env["kwargs"],
@@ -179,7 +179,7 @@ class Run:
         episodes = split(self.config, "test", quiet=quiet)
         if episode < 0:
             raise UserError(f"episode={episode}; episodes are numbered from 0")
-        wait = burn_in(self.config["evaluation"]["burn_in"], self.model.memory)
+        wait = burn_in_steps(self.config["evaluation"]["burn_in"], self.model.memory)
         with torch.no_grad():
             limit = max(figures.REFERENCES, episode + 1)
             seen = Encoded(self.model, episodes, max(horizons), burn_in=wait, limit=limit)
@@ -216,7 +216,7 @@ def _check_evaluation(config: Mapping[str, Any], test: Episodes) -> None:
         raise UserError(f"evaluation.horizons={horizons} and limit={limit}; give horizons of at least 1 and 2 episodes")
     if config["memory"] == "carry" and config["trainer"]["window"] < 2:
         raise UserError("memory=carry trains on windows of several steps; set trainer.window=4 or more")
-    needed = burn_in(config["evaluation"]["burn_in"], config["memory"]) + max(horizons)
+    needed = burn_in_steps(config["evaluation"]["burn_in"], config["memory"]) + max(horizons)
     enough = int((test.lengths >= needed).sum())
     if enough < 2:
         raise UserError(
