@@ -53,22 +53,23 @@ def test_small_encoder_equals_its_layers_written_out():
     assert torch.allclose(encoder(frames), encoder.mlp(maps), atol=1e-5)
 
 
-def plain_slot_attention(encoder, inputs):
-    """Algorithm 1 of the slot attention paper for one picture, inputs already normalised, in loops."""
-    D = encoder.slot_size
-    slots = [s.clone() for s in encoder.first_slots]
-    for _ in range(encoder.num_iterations):
-        queries = [encoder.query(encoder.slot_norm(s)) for s in slots]
+def plain_slot_attention(attention, slots, inputs):
+    """Algorithm 1 of the slot attention paper for one set of tokens, inputs already normalised, in loops."""
+    D = attention.slot_size
+    key, value = attention.key_value.weight.split(D)
+    slots = list(slots)
+    for _ in range(attention.num_iterations):
+        queries = [attention.query(attention.slot_norm(s)) for s in slots]
         weights = []
         for x in inputs:
-            scores = torch.stack([encoder.key(x) @ q / D**0.5 for q in queries])
+            scores = torch.stack([key @ x @ q / D**0.5 for q in queries])
             weights.append(torch.softmax(scores, 0) + 1e-8)  # over slots
         new = []
         for k, s in enumerate(slots):
             total = sum(w[k] for w in weights)
-            update = sum(w[k] / total * encoder.value(x) for w, x in zip(weights, inputs, strict=True))
-            s = encoder.gru(update[None], s[None])[0]
-            new.append(s + encoder.mlp(s[None])[0])
+            update = sum(w[k] / total * (value @ x) for w, x in zip(weights, inputs, strict=True))
+            s = attention.gru(update[None], s[None])[0]
+            new.append(s + attention.mlp(s[None])[0])
         slots = new
     return torch.stack(slots)
 
@@ -76,12 +77,13 @@ def plain_slot_attention(encoder, inputs):
 def test_slot_attention_equals_its_algorithm():
     encoder = SlotAttentionEncoder((6, 6, 3), 3, 8, channels=4, hidden_size=8)
     seen = []
-    encoder.inputs_norm.register_forward_hook(lambda module, args, output: seen.append(output))
+    encoder.attention.inputs_norm.register_forward_hook(lambda module, args, output: seen.append(output))
     frames = torch.randint(0, 256, (2, 6, 6, 3), dtype=torch.uint8)
     with torch.no_grad():
         got = encoder(frames)
         for b in range(2):
-            assert torch.allclose(got[b], plain_slot_attention(encoder, seen[0][b]), atol=1e-5)
+            plain = plain_slot_attention(encoder.attention, encoder.first_slots, seen[0][b])
+            assert torch.allclose(got[b], plain, atol=1e-5)
 
 
 def test_slot_attention_starts_from_the_same_slots_every_time():

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from .attention import SlotAttention
 from .errors import UserError
 
 
@@ -143,7 +144,6 @@ class SlotAttentionEncoder(nn.Module):
         self.observation_shape = tuple(observation_shape)
         self.num_slots = num_slots
         self.slot_size = slot_size
-        self.num_iterations = num_iterations
         self.backbone = nn.Sequential(
             nn.Conv2d(observation_shape[2], channels, 5, stride=stride, padding=2),
             nn.ReLU(),
@@ -157,29 +157,14 @@ class SlotAttentionEncoder(nn.Module):
         self.position = nn.Linear(4, channels)
         self.input_norm = nn.LayerNorm(channels)
         self.input_mlp = nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, channels))
-        self.inputs_norm = nn.LayerNorm(channels)
-        self.key = nn.Linear(channels, slot_size, bias=False)
-        self.value = nn.Linear(channels, slot_size, bias=False)
-        self.query = nn.Linear(slot_size, slot_size, bias=False)
-        self.slot_norm = nn.LayerNorm(slot_size)
-        self.gru = nn.GRUCell(slot_size, slot_size)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(slot_size), nn.Linear(slot_size, hidden_size), nn.ReLU(), nn.Linear(hidden_size, slot_size)
-        )
+        self.attention = SlotAttention(channels, slot_size, num_iterations=num_iterations, hidden_size=hidden_size)
         self.first_slots = nn.Parameter(torch.randn(num_slots, slot_size))
 
     def forward(self, observations: UInt8[Tensor, "B H W C"]) -> Float[Tensor, "B K D"]:
         """Slots of a batch of pictures."""
         maps = self.backbone(pixels(observations)).movedim(1, -1)  # (B, h, w, channels)
         inputs = self.input_mlp(self.input_norm((maps + self.position(_grid(maps))).flatten(1, 2)))
-        inputs = self.inputs_norm(inputs)
-        keys, values = self.key(inputs) / self.slot_size**0.5, self.value(inputs)
-        slots = self.first_slots.expand(len(observations), -1, -1)
-        for _ in range(self.num_iterations):
-            attention = torch.softmax(keys @ self.query(self.slot_norm(slots)).transpose(1, 2), dim=-1) + 1e-8
-            updates = (attention / attention.sum(1, keepdim=True)).transpose(1, 2) @ values
-            slots = self.gru(updates.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
-            slots = slots + self.mlp(slots)
+        slots, _ = self.attention(self.attention.prepare(inputs), self.first_slots.expand(len(observations), -1, -1))
         return slots
 
 

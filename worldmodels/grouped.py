@@ -15,18 +15,25 @@ class GroupedLinear(nn.Module):
         input_size: features in.
         output_size: features out.
         bias: whether each group has a bias.
+        bound: weights and biases are drawn from U(-bound, bound); None for ``1 / sqrt(input_size)``.
     """
 
-    def __init__(self, num_groups: int, input_size: int, output_size: int, *, bias: bool = True):
+    def __init__(
+        self, num_groups: int, input_size: int, output_size: int, *, bias: bool = True, bound: float | None = None
+    ):
         super().__init__()
-        bound = 1.0 / math.sqrt(input_size)
+        bound = bound or 1.0 / math.sqrt(input_size)
         self.weight = nn.Parameter(torch.empty(num_groups, input_size, output_size).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(num_groups, output_size).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x: Float[Tensor, "*B N I"]) -> Float[Tensor, "*B N O"]:
         """Apply the n-th layer to the n-th entry of the last but one axis."""
-        y = torch.einsum("...ni,nio->...no", x, self.weight)
-        return y if self.bias is None else y + self.bias
+        groups = x.reshape(-1, *x.shape[-2:]).transpose(0, 1)  # (N, B, I)
+        if self.bias is None:
+            y = torch.bmm(groups, self.weight)
+        else:
+            y = torch.baddbmm(self.bias[:, None], groups, self.weight)
+        return y.transpose(0, 1).reshape(*x.shape[:-1], self.weight.shape[-1])
 
 
 class GroupedMLP(nn.Module):
@@ -47,3 +54,82 @@ class GroupedMLP(nn.Module):
     def forward(self, x: Float[Tensor, "*B N I"]) -> Float[Tensor, "*B N O"]:
         """Apply the n-th perceptron to the n-th entry of the last but one axis."""
         return self.output(torch.relu(self.hidden(x)))
+
+
+def gru_update(inputs: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
+    """The gates of a GRU (Cho et al. 2014, in the form of ``nn.GRU``).
+
+    ``r = s(i_r + h_r)``, ``u = s(i_u + h_u)``, ``n = tanh(i_n + r * h_n)``, ``h' = (1 - u) n + u h``.
+
+    Args:
+        inputs: ``W x + b``, ``(..., 3 D)``, in the order r, u, n.
+        recurrent: ``U h + b``, ``(..., 3 D)``.
+        hidden: h, ``(..., D)``, or a shape that broadcasts to it.
+
+    Returns:
+        h', ``(..., D)``.
+    """
+    D = hidden.shape[-1]
+    reset, update = torch.sigmoid(inputs[..., : 2 * D] + recurrent[..., : 2 * D]).split(D, dim=-1)
+    candidate = torch.tanh(torch.addcmul(inputs[..., 2 * D :], reset, recurrent[..., 2 * D :]))
+    return torch.lerp(candidate, hidden.expand_as(candidate), update)
+
+
+def lstm_update(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """The gates of an LSTM (Hochreiter & Schmidhuber 1997, in the form of ``nn.LSTM``).
+
+    ``c' = s(f) c + s(i) tanh(g)``, ``h' = s(o) tanh(c')``.
+
+    Args:
+        gates: ``W x + U h + b``, ``(..., 4 D)``, in the order i, f, o, g (``nn.LSTM`` has i, f, g, o).
+        cell: c, ``(..., D)``, or a shape that broadcasts to it.
+
+    Returns:
+        h' and c', ``(..., D)``.
+    """
+    D = cell.shape[-1]
+    input_gate, forget, output = torch.sigmoid(gates[..., : 3 * D]).split(D, dim=-1)
+    cell = torch.addcmul(forget * cell, input_gate, torch.tanh(gates[..., 3 * D :]))
+    return output * torch.tanh(cell), cell
+
+
+class GroupedGRUCell(nn.Module):
+    """N GRU cells side by side, block-diagonal for real; weights drawn as ``nn.GRUCell`` draws its own.
+
+    Args:
+        num_groups: N.
+        input_size: features each cell reads.
+        hidden_size: D of each cell.
+    """
+
+    def __init__(self, num_groups: int, input_size: int, hidden_size: int):
+        super().__init__()
+        bound = 1.0 / math.sqrt(hidden_size)
+        self.input = GroupedLinear(num_groups, input_size, 3 * hidden_size, bound=bound)
+        self.recurrent = GroupedLinear(num_groups, hidden_size, 3 * hidden_size, bound=bound)
+
+    def forward(self, x: Float[Tensor, "B N I"], hidden: Float[Tensor, "B N D"]) -> Float[Tensor, "B N D"]:
+        """The next hidden vectors, see ``gru_update``."""
+        return gru_update(self.input(x), self.recurrent(hidden), hidden)
+
+
+class GroupedLSTMCell(nn.Module):
+    """N LSTM cells side by side, block-diagonal for real; weights drawn as ``nn.LSTMCell`` draws its own.
+
+    Args:
+        num_groups: N.
+        input_size: features each cell reads.
+        hidden_size: D of each cell.
+    """
+
+    def __init__(self, num_groups: int, input_size: int, hidden_size: int):
+        super().__init__()
+        bound = 1.0 / math.sqrt(hidden_size)
+        self.input = GroupedLinear(num_groups, input_size, 4 * hidden_size, bound=bound)
+        self.recurrent = GroupedLinear(num_groups, hidden_size, 4 * hidden_size, bias=False, bound=bound)
+
+    def forward(
+        self, x: Float[Tensor, "B N I"], hidden: Float[Tensor, "B N D"], cell: Float[Tensor, "B N D"]
+    ) -> tuple[Float[Tensor, "B N D"], Float[Tensor, "B N D"]]:
+        """The next hidden and cell vectors, see ``lstm_update``."""
+        return lstm_update(self.input(x) + self.recurrent(hidden), cell)

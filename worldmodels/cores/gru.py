@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import State, Tokens
+from ..grouped import gru_update
 
 
 class GRU(nn.Module):
@@ -46,12 +47,8 @@ class GRU(nn.Module):
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: the hidden vector as slots, ``(B, K, D)``, and the next state."""
         hidden = state["hidden"]
-        input_r, input_u, input_n = tokens.features[:, 0].chunk(3, dim=-1)
-        hidden_r, hidden_u, hidden_n = F.linear(hidden, self.hidden_weight, self.hidden_bias).chunk(3, dim=-1)
-        reset = torch.sigmoid(input_r + hidden_r)
-        update = torch.sigmoid(input_u + hidden_u)
-        candidate = torch.tanh(input_n + reset * hidden_n)
-        hidden = candidate + update * (hidden - candidate)
+        recurrent = F.linear(hidden, self.hidden_weight, self.hidden_bias)
+        hidden = gru_update(tokens.features[:, 0], recurrent, hidden)
         return hidden.unflatten(1, (self.num_slots, self.slot_size)), {"hidden": hidden}
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:

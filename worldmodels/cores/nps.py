@@ -4,7 +4,8 @@ Goyal et al. 2021, "Neural Production Systems", section 3, Algorithms 1 (sequent
 
 The first ``slot_size`` features of a token are the slot V_i; the rest (the action) is attached to it unchanged at every
 stage, and rules change the slot alone: the paper's Table 7 lets a rule's output be as long as V, action included, but an
-action is not state.
+action is not state. With ``rules_see="slot"`` what is attached takes part in the choices but not in the rules: so the
+arithmetic task (appendix D) lets the choices see the true output that the rules must not copy.
 
 Departures:
 - Step 3 queries with W^q in section 3.1 and with a matrix of its own in the algorithms; we follow the algorithms.
@@ -13,9 +14,12 @@ Departures:
 - The authors' released code has keys per slot, which ties the model to one number of slots; ours are shared, as in the
   paper, so the number of slots may change after training.
 - The authors' code leaves the Gumbel noise on at evaluation; we choose by argmax there.
+
+``RoutingNPS`` is the paper's baseline for SNPS: the same rules, chosen by a perceptron (section 4.1 and appendix D).
 """
 
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +27,27 @@ from torch import Tensor, nn
 from ..attention import hard_choice
 from ..core import State, Tokens
 from ..grouped import GroupedMLP
+
+RULES_SEE = ("token", "slot")
+
+
+def _seen_size(token_size: int, slot_size: int, rules_see: str) -> int:
+    """How many features of a token the rules' MLPs see.
+
+    Raises:
+        ValueError: neither "token" nor "slot".
+    """
+    if rules_see not in RULES_SEE:
+        raise ValueError(f"rules_see is {rules_see!r}; expected one of {list(RULES_SEE)}")
+    return token_size if rules_see == "token" else slot_size
+
+
+def _apply(mlps: GroupedMLP, primary: Tensor, context: Tensor, rule: Tensor) -> Tensor:
+    """Step 4: the chosen rule's MLP on what it sees of ``[V_p, V_c]``, ``(B, P, D)``; ``rule (B, P, N)`` is one-hot."""
+    seen = mlps.hidden.weight.shape[1] // 2
+    pair = torch.cat([primary[..., :seen], context[..., :seen]], dim=-1)
+    outputs = mlps(pair[..., None, :].expand(*pair.shape[:-1], rule.shape[-1], -1))
+    return (rule[..., None] * outputs).sum(-2)
 
 
 class _Rules(nn.Module):
@@ -37,11 +62,12 @@ class _Rules(nn.Module):
         key_size: int,
         hidden_size: int,
         *,
+        seen_size: int,
         matches: bool,
     ):
         super().__init__()
         self.embeddings = nn.Parameter(torch.randn(num_rules, rule_size))
-        self.mlps = GroupedMLP(num_rules, 2 * token_size, hidden_size, slot_size)
+        self.mlps = GroupedMLP(num_rules, 2 * seen_size, hidden_size, slot_size)
         if matches:
             self.rule_key = nn.Linear(rule_size, key_size, bias=False)  # W^k
             self.slot_query = nn.Linear(token_size, key_size, bias=False)  # W^q
@@ -58,10 +84,8 @@ class _Rules(nn.Module):
         return scores if mask is None else scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
 
     def change(self, primary: Tensor, context: Tensor, rule: Tensor) -> Tensor:
-        """Step 4: the chosen rule's MLP on ``[V_p, V_c]``, ``(B, P, D)``; ``rule (B, P, N)`` is one-hot."""
-        pair = torch.cat([primary, context], dim=-1)
-        outputs = self.mlps(pair[..., None, :].expand(*pair.shape[:-1], rule.shape[-1], -1))
-        return (rule[..., None] * outputs).sum(-2)
+        """Step 4, see ``_apply``."""
+        return _apply(self.mlps, primary, context, rule)
 
 
 class SNPS(nn.Module):
@@ -80,6 +104,7 @@ class SNPS(nn.Module):
         rule_size: size of a rule's embedding; 64 in the paper's physics experiments.
         key_size: of queries and keys; 32 in the paper.
         hidden_size: of a rule's MLP; 128 in the paper.
+        rules_see: what a rule's MLP sees of a slot: the "token", or the "slot" without what is attached to it.
         temperature: of the Gumbel softmax; 1 in the paper.
         score_dropout: probability of dropping a (slot, rule) score in training; 0.35 in the paper's arithmetic task.
     """
@@ -95,6 +120,7 @@ class SNPS(nn.Module):
         rule_size: int = 64,
         key_size: int = 32,
         hidden_size: int = 128,
+        rules_see: str = "token",
         temperature: float = 1.0,
         score_dropout: float = 0.0,
     ):
@@ -104,7 +130,16 @@ class SNPS(nn.Module):
         self.slot_size = slot_size
         self.num_stages = num_stages
         self.temperature = temperature
-        self.rules = _Rules(token_size, slot_size, num_rules, rule_size, key_size, hidden_size, matches=True)
+        self.rules = _Rules(
+            token_size,
+            slot_size,
+            num_rules,
+            rule_size,
+            key_size,
+            hidden_size,
+            seen_size=_seen_size(token_size, slot_size, rules_see),
+            matches=True,
+        )
         self.score_dropout = nn.Dropout(score_dropout)
 
     def initial_state(self, batch_size: int, slots: Tensor | None = None) -> State:
@@ -117,9 +152,10 @@ class SNPS(nn.Module):
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """The change of every slot over all stages, ``(B, K, D)``, and the empty state."""
-        return self._run(tokens)[0], state
+        return self.run(tokens)[0], state
 
-    def _run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+        """The change of every slot and what was chosen, as ``explain`` names it."""
         slots, attached = tokens.features.split([self.slot_size, self.token_size - self.slot_size], dim=-1)
         start = slots
         choose = partial(hard_choice, noise=self.training, temperature=self.temperature)
@@ -141,7 +177,7 @@ class SNPS(nn.Module):
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """Per stage, ``(B, stages)``: "rule", the slot it changed ("primary") and the one it looked at ("context")."""
-        return self._run(tokens)[1]
+        return self.run(tokens)[1]
 
 
 class PNPS(nn.Module):
@@ -159,6 +195,7 @@ class PNPS(nn.Module):
         rule_size: size of a rule's embedding.
         key_size: of queries and keys; 32 in the paper.
         hidden_size: of a rule's MLP; 128 in the paper.
+        rules_see: what a rule's MLP sees of a slot: the "token", or the "slot" without what is attached to it.
         temperature: of the Gumbel softmax; 1 in the paper.
     """
 
@@ -173,6 +210,7 @@ class PNPS(nn.Module):
         rule_size: int = 64,
         key_size: int = 32,
         hidden_size: int = 128,
+        rules_see: str = "token",
         temperature: float = 1.0,
     ):
         super().__init__()
@@ -182,7 +220,16 @@ class PNPS(nn.Module):
         self.num_stages = num_stages
         self.temperature = temperature
         self.chooses = num_rules > 1  # with a single rule there is nothing to choose in step 3
-        self.rules = _Rules(token_size, slot_size, num_rules, rule_size, key_size, hidden_size, matches=self.chooses)
+        self.rules = _Rules(
+            token_size,
+            slot_size,
+            num_rules,
+            rule_size,
+            key_size,
+            hidden_size,
+            seen_size=_seen_size(token_size, slot_size, rules_see),
+            matches=self.chooses,
+        )
         self.any_rule = nn.Linear(num_rules * rule_size, key_size, bias=False)  # W^{R_a}
         self.null_rule = nn.Parameter(torch.randn(key_size) / key_size**0.5)  # R_Null
         self.null_key = nn.Linear(token_size, key_size, bias=False)  # the other W~^k
@@ -197,9 +244,10 @@ class PNPS(nn.Module):
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """The change of every slot, ``(B, K, D)``, zero where the Null rule was chosen, and the empty state."""
-        return self._run(tokens)[0], state
+        return self.run(tokens)[0], state
 
-    def _run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+        """The change of every slot and what was chosen, as ``explain`` names it."""
         slots, attached = tokens.features.split([self.slot_size, self.token_size - self.slot_size], dim=-1)
         start = slots
         choose = partial(hard_choice, noise=self.training, temperature=self.temperature)
@@ -224,4 +272,83 @@ class PNPS(nn.Module):
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """Per stage and slot, ``(B, stages, K)``: the "rule" that changed it and its "context"; -1 for the Null rule."""
+        return self.run(tokens)[1]
+
+
+class RoutingNPS(nn.Module):
+    """The baseline of NPS: rules as in SNPS, but chosen by one perceptron that sees all slots at once (appendix D).
+
+    ``h = MLP([V_1, ..., V_M])``, four layers with ReLU; three linear heads on h choose the primary slot, the contextual
+    slot and the rule; ``V_p <- V_p + MLP_r([V_p, V_c])``.
+
+    The perceptron ties the model to one number and one order of slots. The paper does not say how the choices are made
+    differentiable; we choose as NPS does, by the straight-through Gumbel softmax, and by argmax at evaluation.
+
+    Args:
+        token_size: slot and attached features.
+        num_slots: M.
+        slot_size: D.
+        num_rules: N; 4 in the paper.
+        hidden_size: of a rule's MLP; 16 in the paper's arithmetic task.
+        routing_size: width of the four layers; 32 in the paper.
+        rules_see: what a rule's MLP sees of a slot: the "token", or the "slot" without what is attached to it.
+        temperature: of the Gumbel softmax.
+    """
+
+    def __init__(
+        self,
+        token_size: int,
+        num_slots: int,
+        slot_size: int,
+        *,
+        num_rules: int = 4,
+        hidden_size: int = 16,
+        routing_size: int = 32,
+        rules_see: str = "token",
+        temperature: float = 1.0,
+    ):
+        super().__init__()
+        self.token_size = token_size
+        self.num_slots = num_slots
+        self.slot_size = slot_size
+        self.temperature = temperature
+        self.mlps = GroupedMLP(num_rules, 2 * _seen_size(token_size, slot_size, rules_see), hidden_size, slot_size)
+        sizes = [num_slots * token_size, *[routing_size] * 4]
+        layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+        self.routing = nn.Sequential(*layers)
+        self.heads = nn.ModuleDict(
+            {name: nn.Linear(routing_size, n) for name, n in (("primary", num_slots), ("context", num_slots))}
+        )
+        if num_rules > 1:
+            self.heads["rule"] = nn.Linear(routing_size, num_rules)
+
+    def initial_state(self, batch_size: int, slots: Tensor | None = None) -> State:
+        """The empty state: this core has no memory."""
+        return {}
+
+    def prepare(self, tokens: Tokens) -> Tokens:
+        """Absent tokens become zeros."""
+        if tokens.mask is None:
+            return tokens
+        return tokens._replace(features=torch.where(tokens.mask[..., None], tokens.features, 0.0))
+
+    def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
+        """The change of every slot, ``(B, K, D)``, zero for all but one, and the empty state."""
+        return self._run(tokens)[0], state
+
+    def _run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+        features = tokens.features
+        hidden = self.routing(features.flatten(1))
+        choice = {"rule": features.new_ones(len(features), 1)}
+        for name, head in self.heads.items():
+            scores = head(hidden)
+            if name != "rule" and tokens.mask is not None:
+                scores = scores.masked_fill(~tokens.mask, torch.finfo(scores.dtype).min)
+            choice[name] = hard_choice(scores, noise=self.training, temperature=self.temperature)
+        primary, context = (choice[name][:, None] @ features for name in ("primary", "context"))
+        change = _apply(self.mlps, primary, context, choice["rule"][:, None])
+        return choice["primary"][..., None] * change, {name: c.argmax(-1)[:, None] for name, c in choice.items()}
+
+    def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
+        """As SNPS with one stage, ``(B, 1)``: the "rule", the slot it changed ("primary") and its "context"."""
         return self._run(tokens)[1]

@@ -1,0 +1,177 @@
+"""The Emergent Symbol Binding Network: a controller that never sees what is in the input, only where it was seen before.
+
+Webb, Sinha & Cohen 2021, "Emergent Symbols through Binding in External Memory", as set out step by step in the authors'
+summary of it; temporal context normalisation from the same paper.
+
+Departures:
+- Which key is bound to an input: the summary writes the key that the controller gives after it has read its match for that
+  input; the authors' code the key from before, which does not yet know of the match. ``write`` offers both, the summary's
+  ("after") by default. Reading comes first in both, so the extra last step of the authors' code is not needed.
+- The memory grows without end in the paper; ours holds the last ``capacity`` inputs.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ..core import State, Tokens
+from ..grouped import lstm_update
+
+WRITE = ("after", "before")
+
+
+class ESBN(nn.Module):
+    """An LSTM controller with a memory of pairs (key, value): values are inputs, keys are the controller's own.
+
+    For the input z, the tokens side by side:
+
+    - ``w = softmax(M_v . z)``, ``c = s(gamma (M_v . z) + beta)``;
+    - ``k_r = g sum_i w_i [M_k,i, c_i]``, g from the step before; zeros while the memory is empty;
+    - ``h = LSTM(h, k_r)``, ``k_w = ReLU(W_k h)``, ``g = s(W_g h)``;
+    - ``M_k <- [M_k, k_w]``, ``M_v <- [M_v, z]``.
+
+    The controller's hidden vector of K * D units is given out as K slots of D; no value ever reaches it, only how well
+    values match. So it cannot be a world model's transition.
+
+    Args:
+        token_size: F.
+        num_slots: K.
+        slot_size: D; K * D is the size of the controller, 512 in the paper.
+        num_tokens: N; None for as many as slots.
+        key_size: of keys; 256 in the paper.
+        capacity: pairs the memory holds; the oldest is overwritten.
+        write: "after" or "before", see above.
+    """
+
+    def __init__(
+        self,
+        token_size: int,
+        num_slots: int,
+        slot_size: int,
+        *,
+        num_tokens: int | None = None,
+        key_size: int = 256,
+        capacity: int = 32,
+        write: str = "after",
+    ):
+        super().__init__()
+        if write not in WRITE:
+            raise ValueError(f"write is {write!r}; expected one of {', '.join(WRITE)}")
+        if capacity < 1:
+            raise ValueError(f"capacity is {capacity}; the memory must hold at least 1 pair")
+        self.token_size = token_size
+        self.num_slots = num_slots
+        self.slot_size = slot_size
+        self.capacity = capacity
+        self.write = write
+        self.value_size = (num_slots if num_tokens is None else num_tokens) * token_size
+        self.key_size = key_size
+        hidden = num_slots * slot_size
+        self.controller = nn.Linear(key_size + 1 + hidden, 4 * hidden)
+        nn.init.uniform_(self.controller.weight, -1.0 / math.sqrt(hidden), 1.0 / math.sqrt(hidden))
+        self.key = nn.Linear(hidden, key_size)
+        self.gate = nn.Linear(hidden, 1)
+        self.gain = nn.Parameter(torch.ones(()))  # gamma
+        self.offset = nn.Parameter(torch.zeros(()))  # beta
+
+    def initial_state(self, batch_size: int, slots: Tensor | None = None) -> State:
+        """A controller of zeros and an empty memory; slots cannot be the state, because no value reaches the controller."""
+        hidden = self.gain.new_zeros(batch_size, self.num_slots * self.slot_size)
+        return {
+            "hidden": hidden,
+            "cell": hidden,
+            "keys": self.gain.new_zeros(batch_size, self.capacity, self.key_size),
+            "values": self.gain.new_zeros(batch_size, self.capacity, self.value_size),
+            "count": torch.zeros(batch_size, dtype=torch.long, device=self.gain.device),
+        }
+
+    def prepare(self, tokens: Tokens) -> Tokens:
+        """The tokens side by side as one, absent ones as zeros."""
+        features = tokens.features
+        if tokens.mask is not None:
+            features = torch.where(tokens.mask[..., None], features, 0.0)
+        return Tokens(features.flatten(-2)[..., None, :])
+
+    def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
+        """One step: the controller's hidden vector as slots, ``(B, K, D)``, and the next state."""
+        z = tokens.features[:, 0]
+        hidden, cell, keys, values, count = (state[name] for name in ("hidden", "cell", "keys", "values", "count"))
+        weights, confidence = self._match(z, state)
+        read = (weights[:, None] @ torch.cat([keys, confidence[..., None]], dim=-1))[:, 0]
+        read = torch.sigmoid(self.gate(hidden)) * read
+        new_hidden, cell = lstm_update(self.controller(torch.cat([read, hidden], dim=-1)), cell)
+        key = torch.relu(self.key(new_hidden if self.write == "after" else hidden))
+        here = (torch.arange(self.capacity, device=z.device) == (count % self.capacity)[:, None])[..., None]
+        state = {
+            "hidden": new_hidden,
+            "cell": cell,
+            "keys": torch.where(here, key[:, None], keys),
+            "values": torch.where(here, z[:, None], values),
+            "count": count + 1,
+        }
+        return new_hidden.unflatten(1, (self.num_slots, self.slot_size)), state
+
+    def _match(self, z: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Read weights, 0 where nothing is stored, and confidences, both ``(B, capacity)``."""
+        similarity = (state["values"] @ z[..., None])[..., 0]
+        stored = torch.arange(self.capacity, device=z.device) < state["count"][:, None]
+        logits = similarity.masked_fill(~stored, torch.finfo(similarity.dtype).min)
+        return torch.softmax(logits, dim=-1) * stored, torch.sigmoid(self.gain * similarity + self.offset)
+
+    def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
+        """The "memory_read" weights and the "confidence" of each place in memory, both ``(B, capacity)``."""
+        weights, confidence = self._match(tokens.features[:, 0], state)
+        return {"memory_read": weights, "confidence": confidence * (weights > 0)}
+
+
+class TemporalContextNorm(nn.Module):
+    """Every feature of a sequence normalised over time, within its episode.
+
+    ``z'_t = gain (z_t - mean) / sqrt(var + eps) + bias``, mean and variance over the steps of the sequence.
+
+    It acts on whole sequences and comes before a core. ``causal=True`` is the running form, for policies that cannot see the
+    future: mean and variance over the steps up to t. The authors' code divides the variance by T - 1 (our default), their
+    text by T (``unbiased=False``). Over two steps the result is always 0 or +-0.7 and says little but "same" or
+    "different".
+
+    Args:
+        size: of the features.
+        causal: running statistics.
+        unbiased: divide by T - 1.
+        eps: added to the variance.
+    """
+
+    def __init__(self, size: int, *, causal: bool = False, unbiased: bool = True, eps: float = 1e-8):
+        super().__init__()
+        self.causal = causal
+        self.unbiased = unbiased
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(
+        self, z: Float[Tensor, "T B *N D"], starts: Bool[Tensor, "T B"] | None = None
+    ) -> Float[Tensor, "T B *N D"]:
+        """Normalise.
+
+        Args:
+            z: the sequence.
+            starts: True where an episode begins; statistics do not reach across it. None for one episode.
+
+        Returns:
+            The sequence normalised, of the same shape.
+        """
+        T = len(z)
+        begins = z.new_zeros(z.shape[:2], dtype=torch.bool) if starts is None else starts
+        episode = begins.cumsum(0)
+        same = episode[:, None] == episode[None]  # (T, T, B): step s counts for step t
+        if self.causal:
+            same = same & torch.ones(T, T, dtype=torch.bool, device=z.device).tril()[..., None]
+        weight = same.to(z.dtype)
+        count = weight.sum(1).reshape(T, -1, *(1,) * (z.dim() - 2))
+        mean = torch.einsum("tsb,sb...->tb...", weight, z) / count
+        squares = torch.einsum("tsb,tsb...->tb...", weight, (z[None] - mean[:, None]).square())
+        variance = squares / (count - 1 if self.unbiased else count).clamp(min=1)
+        return self.gain * (z - mean) / torch.sqrt(variance + self.eps) + self.bias
