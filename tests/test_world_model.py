@@ -63,8 +63,8 @@ def adder(**options):
     model = WorldModel(
         Identity(), Adder(3, 3, 1, options.pop("remembers", False)), action=BLOCKS, action_to="slot", **options
     )
-    if isinstance(model.readout, nn.Linear):
-        nn.init.ones_(model.readout.weight), nn.init.zeros_(model.readout.bias)
+    if model.has_memory:
+        nn.init.ones_(model.readout.output.weight), nn.init.zeros_(model.readout.output.bias)
     return model
 
 
@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_refused():
         WorldModel(Identity(4), Adder(3, 4, 1), action=BLOCKS, action_to="slot")
     with pytest.raises(UserError, match="does not have; use copy"):
         WorldModel(Identity(), Adder(3, 3, 1), action=PLAIN, action_to="slot")
-    with pytest.raises(UserError, match="tokens of 3 for 3"):
+    with pytest.raises(UserError, match="takes tokens of 9; this world model has tokens of 3"):
         WorldModel(Identity(), Adder(9, 3, 1), action=BLOCKS, action_to="slot")
     with pytest.raises(UserError, match="needs a core with a state"):
         WorldModel(Identity(), Adder(3, 3, 1), action=BLOCKS, action_to="slot", memory="carry")

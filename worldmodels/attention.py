@@ -106,8 +106,8 @@ class Communication(nn.Module):
 
     def forward(
         self, asking: Float[Tensor, "B K D"], answering: Float[Tensor, "B K D"]
-    ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B K K"]]:
-        """What each slot hears, and how much it listens to each other one (mean over heads).
+    ) -> tuple[Float[Tensor, "B K D"], Float[Tensor, "B H K K"]]:
+        """What each slot hears, and how much it listens to each other one.
 
         Args:
             asking: the states that queries are made from.
@@ -120,7 +120,7 @@ class Communication(nn.Module):
         if self.gated:
             gate, value = heard.chunk(2, dim=-1)
             heard = torch.sigmoid(gate) * torch.tanh(value)
-        return heard, weights.mean(1)
+        return heard, weights
 
 
 class SlotAttention(nn.Module):

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from .attention import scores
 from .core import RecurrentCore, State, Tokens, unroll
+from .cores.esbn import ESBN
 from .encoders import Encoder
 from .errors import UserError
 
@@ -72,10 +74,39 @@ def attach(slots: Tensor, actions: Tensor, action: Mapping[str, Any], action_to:
     return torch.cat([slots, attached], dim=-1)
 
 
+class SlotReadout(nn.Module):
+    """The change of every encoder slot, read from a core's slots.
+
+    Where the core has as many slots and they are aligned, by one linear layer shared by all slots; where it has another
+    number, by one layer of attention queried by the slots: ``delta_k = W softmax((Q z_k) (P h)^T / sqrt(d)) h``.
+
+    Args:
+        slot_size: D of the encoder's slots.
+        core_slot_size: of the core's slots.
+        aligned: whether slot k of the core belongs to slot k of the encoder.
+    """
+
+    def __init__(self, slot_size: int, core_slot_size: int, *, aligned: bool):
+        super().__init__()
+        self.aligned = aligned
+        self.output = nn.Linear(core_slot_size, slot_size)
+        if not aligned:
+            self.query = nn.Linear(slot_size, core_slot_size, bias=False)
+            self.key = nn.Linear(core_slot_size, core_slot_size, bias=False)
+
+    def forward(self, slots: Tensor, core_slots: Tensor) -> Tensor:
+        """The change ``(..., K, D)`` of slots ``(..., K, D)``, from the core's slots ``(..., K', D')``."""
+        if self.aligned:
+            return self.output(core_slots)
+        weights = torch.softmax(scores(self.query(slots), self.key(core_slots)), dim=-1)
+        return self.output(weights @ core_slots)
+
+
 class WorldModel(nn.Module):
     """``z_t = encoder(o_t)``; ``z'_{t+1} = z_t + delta``, with delta from the core's slots.
 
-    A core without memory returns delta itself; a core with memory is read by one linear layer shared by all slots.
+    A core without memory returns delta itself; a core with memory is read by a ``SlotReadout``, and where slots can be its
+    state, it starts from z_0, brought to the size of its slots by one linear layer if sizes differ.
 
     ``memory`` says what a core's state is worth. "none", the setting of the papers: the state is made afresh at every
     step, from z_t where slots can be the state, so a prediction depends on the present slots alone. "carry": the state is
@@ -83,7 +114,7 @@ class WorldModel(nn.Module):
 
     Args:
         encoder: observations to slots, with ``num_slots`` and ``slot_size``.
-        core: a ``RecurrentCore`` of as many slots.
+        core: a ``RecurrentCore``; without memory, of as many slots of the same size.
         action: the environment's actions, as a data set's manifest has them.
         action_to: how the action reaches the slots, see ``attach``.
         memory: "none" or "carry".
@@ -103,28 +134,36 @@ class WorldModel(nn.Module):
         self.core: RecurrentCore
         if memory not in MEMORY:
             raise UserError(f"memory is {memory!r}; expected one of {list(MEMORY)}")
+        if isinstance(core, ESBN):
+            raise UserError(
+                "esbn cannot be a world model's transition, because its controller never sees what is in the slots; choose "
+                "another core, such as core=scoff"
+            )
         self.num_slots = encoder.num_slots
         self.slot_size = encoder.slot_size
         self.action = dict(action)
         self.action_to = action_to
         self.memory = memory
         token_size = self.slot_size + attached_size(action, action_to, self.num_slots)
-        if (core.token_size, core.num_slots) != (token_size, self.num_slots):
-            raise UserError(
-                f"the core takes tokens of {core.token_size} for {core.num_slots} slots; "
-                f"this world model has tokens of {token_size} for {self.num_slots}"
-            )
+        if core.token_size != token_size:
+            raise UserError(f"the core takes tokens of {core.token_size}; this world model has tokens of {token_size}")
         self.encoder = encoder
         self.core = core
-        has_memory = bool(core.initial_state(1))
-        if not has_memory and core.slot_size != self.slot_size:
+        self.has_memory = bool(core.initial_state(1))
+        aligned = core.num_slots == self.num_slots
+        if not self.has_memory and (core.slot_size != self.slot_size or not aligned):
             raise UserError(
-                f"core.slot_size={core.slot_size}, but a core without memory changes the encoder's slots of "
-                f"{self.slot_size}; leave core.slot_size out"
+                f"the core has {core.num_slots} slots of {core.slot_size}, but a core without memory changes the encoder's "
+                f"{self.num_slots} slots of {self.slot_size}; leave core.num_slots and core.slot_size out"
             )
-        if not has_memory and memory == "carry":
+        if not self.has_memory and memory == "carry":
             raise UserError(f"memory=carry needs a core with a state; {type(core).__name__} has none")
-        self.readout = nn.Linear(core.slot_size, self.slot_size) if has_memory else nn.Identity()
+        self.starts_from_slots = self.has_memory and aligned and _starts_from_slots(core)
+        self.lift: nn.Module = nn.Identity()
+        if self.starts_from_slots and core.slot_size != self.slot_size:
+            self.lift = nn.Linear(self.slot_size, core.slot_size)
+        if self.has_memory:
+            self.readout = SlotReadout(self.slot_size, core.slot_size, aligned=aligned)
 
     def encode(self, observations: Tensor) -> Tensor:
         """Slots of observations with any leading axes, ``(..., K, D)``."""
@@ -136,7 +175,11 @@ class WorldModel(nn.Module):
 
     def initial_state(self, slots: Float[Tensor, "B K D"]) -> State:
         """The state before the first step of an episode that begins with these slots."""
-        return self.core.initial_state(len(slots), slots)
+        return self.core.initial_state(len(slots), self.lift(slots) if self.starts_from_slots else None)
+
+    def _changed(self, slots: Tensor, core_slots: Tensor) -> Tensor:
+        """The predicted slots, from what the core returned."""
+        return slots + (self.readout(slots, core_slots) if self.has_memory else core_slots)
 
     def step(
         self, slots: Float[Tensor, "B K D"], actions: Tensor, state: State | None = None
@@ -155,7 +198,7 @@ class WorldModel(nn.Module):
             state = self.initial_state(slots)
         tokens = self.core.prepare(Tokens(attach(slots, actions, self.action, self.action_to)))
         core_slots, state = self.core(tokens, state)
-        return slots + self.readout(core_slots), state
+        return self._changed(slots, core_slots), state
 
     def predict(
         self, slots: Float[Tensor, "T B K D"], actions: Tensor, state: State | None = None
@@ -176,7 +219,7 @@ class WorldModel(nn.Module):
             return pred_slots.unflatten(0, (T, B)), state
         tokens = Tokens(attach(slots, actions, self.action, self.action_to))
         core_slots, state = unroll(self.core, tokens, self.initial_state(slots[0]) if state is None else state)
-        return slots + self.readout(core_slots), state
+        return self._changed(slots, core_slots), state
 
     def rollout(
         self, slots: Float[Tensor, "B K D"], actions: Tensor, state: State | None = None
@@ -209,3 +252,10 @@ class WorldModel(nn.Module):
         if imagine:
             return slots, self.rollout(slots[0], actions)
         return slots, self.predict(slots[:-1], actions)[0]
+
+
+def _starts_from_slots(core: RecurrentCore) -> bool:
+    """Whether the state a core makes from slots depends on them."""
+    shape = (1, core.num_slots, core.slot_size)
+    first, second = core.initial_state(1, torch.zeros(shape)), core.initial_state(1, torch.ones(shape))
+    return any(not torch.equal(first[name], second[name]) for name in first)

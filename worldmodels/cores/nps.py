@@ -128,6 +128,7 @@ class SNPS(nn.Module):
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
+        self.num_rules = num_rules
         self.num_stages = num_stages
         self.temperature = temperature
         self.rules = _Rules(
@@ -217,6 +218,7 @@ class PNPS(nn.Module):
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
+        self.num_rules = num_rules
         self.num_stages = num_stages
         self.temperature = temperature
         self.chooses = num_rules > 1  # with a single rule there is nothing to choose in step 3
@@ -311,6 +313,7 @@ class RoutingNPS(nn.Module):
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
+        self.num_rules = num_rules
         self.temperature = temperature
         self.mlps = GroupedMLP(num_rules, 2 * _seen_size(token_size, slot_size, rules_see), hidden_size, slot_size)
         sizes = [num_slots * token_size, *[routing_size] * 4]

@@ -115,8 +115,7 @@ class RIMs(nn.Module):
         query = split_heads(self.query(hidden), self.num_heads)
         weights = with_null(scores(query, keys), tokens.mask)  # (B, H, K, N)
         read = self.dropout(join_heads(weights @ values))
-        attention = weights.mean(1)
-        active = most(attention.sum(-1), self.num_active)  # least attention to the null token
+        active = most(weights.sum((1, 3)), self.num_active)  # least attention to the null token
         updates = active[..., None]
         if isinstance(self.cell, GroupedGRUCell):
             state = {}
@@ -127,7 +126,7 @@ class RIMs(nn.Module):
         updated = torch.where(updates, updated, hidden)
         heard, listens = self.communication(updated, torch.where(updates, updated, hidden.detach()))
         slots = torch.where(updates, updated + self.dropout(heard), hidden)
-        explained = {"active": active, "input_attention": attention, "communication": listens}
+        explained = {"active": active, "input_attention": weights, "communication": listens}
         return slots, {"hidden": slots} | state, explained
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
@@ -135,4 +134,5 @@ class RIMs(nn.Module):
 
         Attention is the mean over heads. What the input attention lacks to 1 went to the null token.
         """
-        return self._run(tokens, state)[2]
+        explained = self._run(tokens, state)[2]
+        return {name: part.mean(1) if part.dim() == 4 else part for name, part in explained.items()}

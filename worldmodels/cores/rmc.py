@@ -88,7 +88,7 @@ class RelationalMemory(nn.Module):
             mask: ``(B, G, N)``, False for input rows that are absent; None if all are there.
 
         Returns:
-            The next memory ``(B, S, G, D)``, and its attention ``(B, G, S, S + N)``, the mean over heads.
+            The next memory ``(B, S, G, D)``, and its attention ``(B, G, H, S, S + N)``.
         """
         S = memory.shape[1]
         rows = torch.cat([self._qkv(memory), qkv], dim=1).transpose(1, 2)  # (B, G, S + N, .)
@@ -103,7 +103,7 @@ class RelationalMemory(nn.Module):
         new = _norm(new + self.mlp(new)) * self.norm_weight[1] + self.norm_bias[1]
         input_gate, forget = (gates[:, None] + self.memory_gates(torch.tanh(memory))).chunk(2, dim=-1)
         memory = torch.sigmoid(input_gate) * torch.tanh(new) + torch.sigmoid(forget + 1.0) * memory
-        return memory, weights.mean(2)
+        return memory, weights
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class RMC(nn.Module):
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """Each row's attention to tokens, "input_attention" ``(B, K, N)``, and rows, "communication" ``(B, K, K)``."""
-        attention = self._run(tokens, state)[1]
+        attention = self._run(tokens, state)[1].mean(1)
         return {
             "input_attention": attention[..., self.num_slots :],
             "communication": attention[..., : self.num_slots],

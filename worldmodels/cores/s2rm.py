@@ -13,6 +13,9 @@ Departures, most of them choices where the paper contradicts itself:
 - Heads (tables 2 and 3): two heads of 128 give 256 values, but the gate compares them with vectors of 128; a linear layer
   brings them to the size of a module.
 - Encodings have the modules' size in the paper; where tokens do not, a linear layer comes first.
+- Local terms (eq. 8 and 24) are sums over all that is in reach. Between modules such a sum is several times as long as a
+  state, and where more than about three modules hear each other the states double from step to step. We divide by the sum
+  of the kernel's weights where that is above 1; ``normalise=False`` gives the sums as printed.
 - The paper scales no dot product by 1 / sqrt(d); nor do we.
 - First places of the modules: not given. Random points of the sphere would reach nothing; ours are the places of random
   positions or, where tokens have none, lie around a common point, the place of token i beside that of module i.
@@ -61,10 +64,12 @@ class KernelModulatedAttention(nn.Module):
         num_heads: of the dot products.
         key_size: of each head.
         value_size: of each head.
+        normalise: divide the local term by the sum of its weights where that is above 1.
     """
 
-    def __init__(self, size: int, num_heads: int, key_size: int, value_size: int):
+    def __init__(self, size: int, num_heads: int, key_size: int, value_size: int, normalise: bool):
         super().__init__()
+        self.normalise = normalise
         self.num_heads = num_heads
         self.sizes = [num_heads * key_size, num_heads * value_size]
         self.query = nn.Linear(size, num_heads * key_size, bias=False)
@@ -85,17 +90,19 @@ class KernelModulatedAttention(nn.Module):
             kernel: Z, ``(B, M, N)`` or ``(M, N)``, 0 where out of reach.
 
         Returns:
-            ``(B, M, size)``, and the weights ``(B, M, N)``, the mean over heads.
+            ``(B, M, size)``, and the weights ``(B, H, M, N)``.
         """
         z, keys, values = prepared.split([y.shape[-1], *self.sizes], dim=-1)
         local = kernel @ z
+        if self.normalise:
+            local = local / kernel.sum(-1, keepdim=True).clamp_min(1.0)
         kernel = kernel.expand(len(y), -1, -1)[:, None]  # (B, 1, M, N)
         logits = split_heads(self.query(y), self.num_heads) @ split_heads(keys, self.num_heads).transpose(-1, -2)
         logits = logits.masked_fill(kernel == 0, torch.finfo(logits.dtype).min)
         weights = torch.softmax(logits, dim=-1) * kernel
         attended = self.output(join_heads(weights @ split_heads(values, self.num_heads)))
         gate = self.gate(torch.cat([attended, local], dim=-1))
-        return torch.lerp(attended, local, gate), weights.mean(1)
+        return torch.lerp(attended, local, gate), weights
 
 
 class _S2RM(nn.Module):
@@ -115,6 +122,7 @@ class _S2RM(nn.Module):
         input_heads: int,
         cell_heads: int,
         key_size: int,
+        normalise: bool,
     ):
         super().__init__()
         if position_size is not None and place_size % (2 * position_size):
@@ -144,8 +152,8 @@ class _S2RM(nn.Module):
             places = embed_position(extent * torch.rand(num_slots, position_size), place_size)
         self.places = nn.Parameter(places)  # p_m before they are normed
         self.embed = nn.Linear(token_size, slot_size)
-        self.input_attention = KernelModulatedAttention(slot_size, input_heads, key_size, slot_size)
-        self.cell_attention = KernelModulatedAttention(slot_size, cell_heads, key_size, slot_size)
+        self.input_attention = KernelModulatedAttention(slot_size, input_heads, key_size, slot_size, normalise)
+        self.cell_attention = KernelModulatedAttention(slot_size, cell_heads, key_size, slot_size, normalise)
 
     def _kernel(self, places: Tensor) -> Tensor:
         """Z between the modules and places, ``(..., M, N)``."""
@@ -230,6 +238,7 @@ class S2GRU(_S2RM):
         input_heads: of the input attention; 2 in the paper.
         cell_heads: of the attention between modules; 4 in the paper.
         key_size: of each head; 16 in the paper.
+        normalise: see the departures above.
     """
 
     def __init__(
@@ -247,6 +256,7 @@ class S2GRU(_S2RM):
         input_heads: int = 2,
         cell_heads: int = 4,
         key_size: int = 16,
+        normalise: bool = True,
     ):
         super().__init__(
             token_size,
@@ -261,6 +271,7 @@ class S2GRU(_S2RM):
             input_heads,
             cell_heads,
             key_size,
+            normalise,
         )
         self.cell = GroupedGRUCell(num_slots, slot_size, slot_size)
         self.first = nn.Parameter(0.1 * torch.randn(num_slots, slot_size))
@@ -277,7 +288,7 @@ class S2GRU(_S2RM):
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """Attention times kernel: "input_attention" ``(B, M, N)`` and "communication" ``(B, M, M)``, means over heads."""
-        return self._hear(tokens, state["hidden"])[2]
+        return {name: part.mean(1) for name, part in self._hear(tokens, state["hidden"])[2].items()}
 
 
 class S2RMC(_S2RM):
@@ -299,6 +310,7 @@ class S2RMC(_S2RM):
         input_heads: of the input attention.
         cell_heads: of the attention between modules.
         key_size: of each head of both.
+        normalise: see the departures above.
         memory_rows: of a module's memory; 4 in the paper.
         memory_heads: of its attention; 4 in the paper.
         memory_size: of a row; None for 64 a head, as in the paper.
@@ -319,6 +331,7 @@ class S2RMC(_S2RM):
         input_heads: int = 2,
         cell_heads: int = 4,
         key_size: int = 16,
+        normalise: bool = True,
         memory_rows: int = 4,
         memory_heads: int = 4,
         memory_size: int | None = None,
@@ -336,6 +349,7 @@ class S2RMC(_S2RM):
             input_heads,
             cell_heads,
             key_size,
+            normalise,
         )
         memory_size = 64 * memory_heads if memory_size is None else memory_size
         self.memory_rows = memory_rows
@@ -360,4 +374,4 @@ class S2RMC(_S2RM):
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """Attention times kernel: "input_attention" ``(B, M, N)`` and "communication" ``(B, M, M)``, means over heads."""
-        return self._hear(tokens, self._messages(state["memory"]))[2]
+        return {name: part.mean(1) for name, part in self._hear(tokens, self._messages(state["memory"]))[2].items()}

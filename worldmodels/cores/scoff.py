@@ -188,7 +188,7 @@ class SCOFF(nn.Module):
         explained = {"schema": schema, "input_attention": attention}
         speaking = files
         if self.num_active is not None:
-            active = most(attention.sum(-1), self.num_active)
+            active = most(attention.sum((1, 3)), self.num_active)
             updates = active[..., None]
             files = torch.where(updates, files, hidden)
             speaking = torch.where(updates, files, hidden.detach())
@@ -206,14 +206,14 @@ class SCOFF(nn.Module):
         return files, {"hidden": files} | ({"cell": cell} if self.lstm else {}), explained
 
     def _read(self, tokens: Tokens, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Step 2: what each object file reads, ``(B, K, .)``, and its attention ``(B, K, N)``, the mean over heads."""
+        """Step 2: what each object file reads, ``(B, K, .)``, and its attention ``(B, H, K, N)``."""
         if self.compete == "iterative":
             read, attention = self.input_attention(tokens.features, self.query(hidden), tokens.mask)
-            return read, attention
+            return read, attention[:, None]
         keys, values = (split_heads(x, self.num_heads) for x in tokens.features.split(self.sizes, dim=-1))
         logits = scores(split_heads(self.query(hidden), self.num_heads), keys)
         weights = over_slots(logits, tokens.mask) if self.compete == "objects" else with_null(logits, tokens.mask)
-        return join_heads(weights @ values), weights.mean(1)
+        return join_heads(weights @ values), weights
 
     def _apply_schemata(self, read: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """Step 3: the new object files, their cells (with LSTM schemata) and the schema ``(B, K)`` each has picked."""
@@ -244,4 +244,5 @@ class SCOFF(nn.Module):
         With ``num_active``, which files are "active" ``(B, K)``; with attention, "communication" ``(B, K, K)``; with rules
         what NPS explains: "rule", "primary" and "context".
         """
-        return self._run(tokens, state)[2]
+        explained = self._run(tokens, state)[2]
+        return {name: part.mean(1) if part.dim() == 4 else part for name, part in explained.items()}

@@ -1,0 +1,167 @@
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import worldmodels.nn as layers
+from worldmodels.core import Tokens, unroll
+
+NAMES = layers.__all__
+SMALL = {"ESBN": {"key_size": 6, "capacity": 5}}
+
+
+def make(name, *sizes, **options):
+    return getattr(layers, name)(*sizes, **options, **SMALL.get(name, {}))
+
+
+def program(make_rnn):
+    """A small program written for nn.GRU: a next-number regressor with two layers, run in chunks."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = make_rnn(3, 240, num_layers=2, batch_first=True, dropout=0.1)
+            self.head = nn.Linear(240, 3)
+
+        def forward(self, x, h=None):
+            self.rnn.flatten_parameters()
+            y, h = self.rnn(x, h)
+            return self.head(y), h
+
+    torch.manual_seed(0)
+    model = Model()
+    x = torch.sin(torch.arange(16.0)[None, :, None] / 3 + torch.rand(16, 1, 3) * 6)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(30):
+        h, total = None, 0.0
+        for chunk in x.split(8, dim=1):
+            y, h = model(chunk, h)
+            h = h.detach()
+            total = total + (y[:, :-1] - chunk[:, 1:]).square().mean()
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        losses.append(float(total.detach()))
+    assert h.shape[:2] == (2, 16) and y.shape == (16, 8, 3)
+    return losses
+
+
+@pytest.mark.parametrize("name", ["GRU", *(n for n in NAMES if n != "ESBN")])
+def test_a_program_written_for_gru_runs_and_learns_with_each_layer(name):
+    losses = program(nn.GRU if name == "GRU" else lambda *sizes, **options: make(name, *sizes, **options))
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_the_program_runs_with_esbn_which_sees_only_what_repeats():
+    losses = program(lambda *sizes, **options: make("ESBN", *sizes, **options))
+    assert all(loss == loss for loss in losses)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_are_those_of_gru(name):
+    ours = list(inspect.signature(getattr(layers, name)).parameters)
+    assert ours[:9] == [
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "bias",
+        "batch_first",
+        "dropout",
+        "bidirectional",
+        "device",
+        "dtype",
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes_chunks_and_unbatched_input(name):
+    layer = make(name, 7, 240, num_layers=2).eval()
+    x = torch.randn(9, 4, 7)
+    output, h_n = layer(x)
+    assert output.shape == (9, 4, 240) and h_n.shape == (2, 4, layer.state_size)
+    assert layer.state_size == (2 * 240 + 5 * (6 + 240) + 1 if name == "ESBN" else 240)
+    first, h = layer(x[:4])
+    second, h = layer(x[4:], h)
+    assert torch.allclose(torch.cat([first, second]), output, atol=1e-5) and torch.allclose(h, h_n, atol=1e-5)
+    alone, h = layer(x[:, 1])
+    assert alone.shape == (9, 240) and h.shape == (2, layer.state_size)
+    assert torch.allclose(alone, output[:, 1], atol=1e-5) and torch.allclose(h, h_n[:, 1], atol=1e-5)
+    again, _ = layer(x[:4, 1])
+    assert torch.allclose(layer(x[4:, 1], layer(x[:4, 1])[1])[0], output[4:, 1], atol=1e-5) and len(again) == 4
+    batch_first = make(name, 7, 240, num_layers=2, batch_first=True).eval()
+    batch_first.load_state_dict(layer.state_dict())
+    assert torch.allclose(batch_first(x.transpose(0, 1))[0].transpose(0, 1), output, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_starts_reset_every_layer(name):
+    layer = make(name, 7, 240, num_layers=2, batch_first=True).eval()
+    x = torch.randn(4, 9, 7)
+    starts = torch.zeros(4, 9, dtype=torch.bool)
+    starts[2, 5] = True
+    output, h_n = layer(x, starts=starts)
+    fresh, h_fresh = layer(x[:, 5:])
+    through, _ = layer(x)
+    assert torch.allclose(output[2, 5:], fresh[2], atol=1e-5) and torch.allclose(h_n[:, 2], h_fresh[:, 2], atol=1e-5)
+    assert torch.allclose(output[:2], through[:2], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["RIMs", "SCOFF"])
+def test_lstm_cells_return_a_pair_as_lstm_does(name):
+    layer = make(name, 7, 240, num_layers=2, cell="lstm").eval()
+    x = torch.randn(9, 4, 7)
+    output, (h, c) = layer(x)
+    assert h.shape == c.shape == (2, 4, 240) and torch.allclose(h[-1], output[-1])
+    second, _ = layer(x[4:], layer(x[:4])[1])
+    assert torch.allclose(second, output[4:], atol=1e-5)
+    with pytest.raises(ValueError, match="a pair"):
+        layer(x, h)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layer_is_its_core(name):
+    layer = make(name, 7, 240).eval()
+    x = torch.randn(5, 3, 7)
+    core = layer.cores[0]
+    slots, _ = unroll(core, Tokens(x[:, :, None]), core.initial_state(3))
+    assert torch.equal(layer(x)[0], slots.flatten(2))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_refused_is_refused_in_one_line(name):
+    for options, words in (
+        ({"bidirectional": True}, "no bidirectional form"),
+        ({"bias": False}, "without biases"),
+        ({"num_layers": 0}, "at least 1"),
+        ({"num_slots": 7}, "multiple of num_slots=7"),
+    ):
+        with pytest.raises(ValueError, match=words) as error:
+            make(name, 7, 240, **options)
+        assert "\n" not in str(error.value)
+    layer = make(name, 7, 240)
+    with pytest.raises(TypeError, match="packed"):
+        layer(nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 7), torch.tensor([5, 4, 2])))
+    with pytest.raises(ValueError, match=r"expected \(T, B, 7\)"):
+        layer(torch.randn(5, 3, 6))
+    with pytest.raises(ValueError, match="got h_0"):
+        layer(torch.randn(5, 3, 7), torch.zeros(1, 2, layer.state_size))
+    with pytest.raises(ValueError, match="starts"):
+        layer(torch.randn(5, 3, 7), starts=torch.zeros(3, 5, dtype=torch.bool))
+
+
+def test_scoff_has_fewer_recurrent_parameters_than_a_gru_of_its_width():
+    for input_size in (64, 2400):
+        scoff, gru = layers.SCOFF(input_size, 2400), nn.GRU(input_size, 2400)
+        count = {"scoff": sum(p.numel() for p in scoff.parameters()), "gru": sum(p.numel() for p in gru.parameters())}
+        assert count["scoff"] < count["gru"] / 3
+        core = scoff.cores[0]
+        recurrent = sum(p.numel() for name, p in core.named_parameters() if not name.startswith("key_value"))
+        assert recurrent < gru.weight_hh_l0.numel() / 3
+
+
+def test_dtype_and_device_are_as_asked():
+    layer = layers.SCOFF(7, 240, dtype=torch.float64)
+    assert layer(torch.randn(2, 3, 7, dtype=torch.float64))[0].dtype == torch.float64
+    assert next(layers.RIMs(7, 240, device="meta").parameters()).device.type == "meta"
