@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,14 @@ from worldmodels.cores.mlp import MLP
 from worldmodels.cores.nps import PNPS, SNPS
 from worldmodels.grouped import GroupedLinear, GroupedMLP
 
-FACTORIES = {name: get_class(entry["_target_"]) for name, entry in CORES.items()}
+
+def factory(entry):
+    """``factory(token_size, num_slots, slot_size)`` of an entry of the table, with the entry's own options."""
+    options = {key: value for key, value in entry.items() if key not in ("_target_", "slot_size")}
+    return partial(get_class(entry["_target_"]), **options)
+
+
+FACTORIES = {name: factory(entry) for name, entry in CORES.items()}
 FACTORIES |= {
     "gnn, edges see actions": lambda *sizes: GNN(*sizes, hidden_size=32, edge_actions=True),
     "snps, 3 rules, 2 stages": lambda *sizes: SNPS(*sizes, num_rules=3, num_stages=2, score_dropout=0.3),

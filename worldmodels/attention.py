@@ -172,7 +172,7 @@ class SlotAttention(nn.Module):
 
 
 def spherical_kernel(
-    p: Float[Tensor, "*B Q d"], s: Float[Tensor, "*B N d"], *, bandwidth: float, truncation: float
+    p: Float[Tensor, "Q d"], s: Float[Tensor, "*B N d"], *, bandwidth: float, truncation: float
 ) -> Float[Tensor, "*B Q N"]:
     """The truncated spherical Gaussian kernel of S2RM (equations 5 and 14).
 

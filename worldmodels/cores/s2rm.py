@@ -210,7 +210,7 @@ class _S2RM(nn.Module):
             raise ValueError(f"modules are {list(modules)}; expected some of 0 to {self.num_slots - 1}")
         core = copy.deepcopy(self)
         core.num_slots = len(index)
-        for owner in (core, *core.modules()):
+        for owner in core.modules():
             if owner is core or isinstance(owner, (GroupedLinear, RelationalMemory)):
                 for name, parameter in owner.named_parameters(recurse=False):
                     if name == "token_places":
