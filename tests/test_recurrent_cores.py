@@ -190,6 +190,22 @@ def test_rims_equal_their_equations(options, mask):
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("size", [3, 50])  # narrower and wider than the values: the products are taken in either order
+@torch.no_grad()
+def test_rims_of_a_single_token_are_the_same_function_computed_sooner(cell, size):
+    slow, fast = (RIMs(size, K, D, cell=cell, num_tokens=n) for n in (None, 1))
+    fast.load_state_dict(slow.state_dict())
+    assert fast.projects_values and not slow.projects_values
+    tokens, mask = torch.randn(6, B, 1, size), torch.rand(6, B, 1) < 0.7
+    for tokens_ in (Tokens(tokens), Tokens(tokens, mask=mask)):
+        a, b = (unroll(core, tokens_, core.initial_state(B))[0] for core in (slow, fast))
+        assert torch.allclose(a, b, atol=1e-5)
+    prepared = Tokens(tokens[0])
+    a, b = (core.explain(core.prepare(prepared), core.initial_state(B)) for core in (slow, fast))
+    assert all(torch.allclose(a[name].float(), b[name].float(), atol=1e-5) for name in a)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_inactive_rims_stay_as_they_are_bit_for_bit(cell):
     core = RIMs(F_, K, D, cell=cell, num_active=2)
     _, prepared, state = example(core, batch=40)

@@ -23,6 +23,11 @@ class Tokens(NamedTuple):
     positions: Tensor | None = None
     mask: Tensor | None = None
 
+    def steps(self) -> "list[Tokens]":
+        """The entries of the first axis one by one; going back through all of them is a single stack, not a sum."""
+        parts = [[None] * len(self.features) if part is None else part.unbind(0) for part in self]
+        return [Tokens(*step) for step in zip(*parts, strict=True)]
+
     def at(self, index: Any) -> "Tokens":
         """Every part at an index of the first axis."""
         positions = None if self.positions is None else self.positions[index]
@@ -51,7 +56,10 @@ class RecurrentCore(Protocol):
         ...
 
     def prepare(self, tokens: Tokens) -> Tokens:
-        """Everything that needs no state, for any leading axes; ``unroll`` calls it once for the whole sequence."""
+        """Everything that needs no state, for any leading axes; ``unroll`` calls it once for the whole sequence.
+
+        What the parts of prepared tokens hold is the core's own affair: keys and values, gates, or the tokens themselves.
+        """
         ...
 
     def __call__(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
@@ -99,12 +107,12 @@ def unroll(
         The slots of every step ``(T, B, K, D)`` and the last state.
     """
     tokens = core.prepare(tokens)
-    T, B = tokens.features.shape[:2]
+    B = tokens.features.shape[1]
     initial = core.initial_state(B) if starts is not None else {}
     slots = []
-    for t in range(T):
+    for t, tokens_t in enumerate(tokens.steps()):
         if starts is not None:
             state = reset_where(starts[t], initial, state)
-        slots_t, state = core(tokens.at(t), state)
+        slots_t, state = core(tokens_t, state)
         slots.append(slots_t)
     return torch.stack(slots), state

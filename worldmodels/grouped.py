@@ -70,8 +70,10 @@ def gru_update(inputs: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
         h', ``(..., D)``.
     """
     D = hidden.shape[-1]
-    reset, update = torch.sigmoid(inputs[..., : 2 * D] + recurrent[..., : 2 * D]).split(D, dim=-1)
-    candidate = torch.tanh(torch.addcmul(inputs[..., 2 * D :], reset, recurrent[..., 2 * D :]))
+    input_gates, input_candidate = inputs.split([2 * D, D], dim=-1)
+    recurrent_gates, recurrent_candidate = recurrent.split([2 * D, D], dim=-1)
+    reset, update = torch.sigmoid(input_gates + recurrent_gates).split(D, dim=-1)
+    candidate = torch.tanh(torch.addcmul(input_candidate, reset, recurrent_candidate))
     return torch.lerp(candidate, hidden.expand_as(candidate), update)
 
 
@@ -88,8 +90,9 @@ def lstm_update(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         h' and c', ``(..., D)``.
     """
     D = cell.shape[-1]
-    input_gate, forget, output = torch.sigmoid(gates[..., : 3 * D]).split(D, dim=-1)
-    cell = torch.addcmul(forget * cell, input_gate, torch.tanh(gates[..., 3 * D :]))
+    gates, candidate = gates.split([3 * D, D], dim=-1)
+    input_gate, forget, output = torch.sigmoid(gates).split(D, dim=-1)
+    cell = torch.addcmul(forget * cell, input_gate, torch.tanh(candidate))
     return output * torch.tanh(cell), cell
 
 

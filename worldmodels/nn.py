@@ -205,7 +205,7 @@ class RIMs(_Layer):
 
     _core = RIMsCore
     _num_slots = 6
-    _options: ClassVar[dict[str, Any]] = {"cell": "gru"}
+    _options: ClassVar[dict[str, Any]] = {"cell": "gru", "num_tokens": 1}
 
 
 class RMC(_Layer):
@@ -228,7 +228,7 @@ class ESBN(_Layer):
     """The Emergent Symbol Binding Network as a layer, see ``worldmodels.cores.esbn.ESBN``.
 
     ``hidden_size`` is the controller's. The state holds the memory too: hidden, cell, keys, values and the number of pairs
-    written, ``S = 2 hidden_size + capacity (key_size + max(input_size, hidden_size)) + 1``, with one layer without the last size.
+    written, ``S = 2 hidden_size + capacity (key_size + value_size) + 1``, the values as wide as the widest layer input.
     """
 
     _core = ESBNCore

@@ -96,7 +96,7 @@ class ESBN(nn.Module):
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: the controller's hidden vector as slots, ``(B, K, D)``, and the next state."""
-        z = tokens.features[:, 0]
+        z = tokens.features.squeeze(1)
         hidden, cell, keys, values, count = (state[name] for name in ("hidden", "cell", "keys", "values", "count"))
         weights, confidence = self._match(z, state)
         read = (weights[:, None] @ torch.cat([keys, confidence[..., None]], dim=-1))[:, 0]
@@ -122,7 +122,7 @@ class ESBN(nn.Module):
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """The "memory_read" weights and the "confidence" of each place in memory, both ``(B, capacity)``."""
-        weights, confidence = self._match(tokens.features[:, 0], state)
+        weights, confidence = self._match(tokens.features.squeeze(1), state)
         return {"memory_read": weights, "confidence": confidence * (weights > 0)}
 
 

@@ -48,7 +48,7 @@ class GRU(nn.Module):
         """One step: the hidden vector as slots, ``(B, K, D)``, and the next state."""
         hidden = state["hidden"]
         recurrent = F.linear(hidden, self.hidden_weight, self.hidden_bias)
-        hidden = gru_update(tokens.features[:, 0], recurrent, hidden)
+        hidden = gru_update(tokens.features.squeeze(1), recurrent, hidden)
         return hidden.unflatten(1, (self.num_slots, self.slot_size)), {"hidden": hidden}
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:

@@ -54,7 +54,7 @@ class LSTM(nn.Module):
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: the hidden vector as slots, ``(B, K, D)``, and the next state."""
-        gates = tokens.features[:, 0] + F.linear(state["hidden"], self.recurrent.weight)
+        gates = tokens.features.squeeze(1) + F.linear(state["hidden"], self.recurrent.weight)
         hidden, cell = lstm_update(gates, state["cell"])
         return hidden.unflatten(1, (self.num_slots, self.slot_size)), {"hidden": hidden, "cell": cell}
 

@@ -171,10 +171,11 @@ class SCOFF(nn.Module):
         return {"hidden": hidden, "cell": self.first_cell.expand_as(hidden)}
 
     def prepare(self, tokens: Tokens) -> Tokens:
-        """Keys and values of the tokens side by side, ``(..., N, keys + values)``."""
+        """Values of the tokens as features, ``(..., N, values)``, and their keys as positions, ``(..., N, keys)``."""
         if self.compete == "iterative":
             return tokens._replace(features=self.input_attention.prepare(tokens.features))
-        return tokens._replace(features=self.key_value(tokens.features))
+        keys, values = self.key_value(tokens.features).split(self.sizes, dim=-1)
+        return Tokens(values, keys, tokens.mask)
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: the object files, ``(B, K, D)``, and the next state."""
@@ -210,7 +211,8 @@ class SCOFF(nn.Module):
         if self.compete == "iterative":
             read, attention = self.input_attention(tokens.features, self.query(hidden), tokens.mask)
             return read, attention[:, None]
-        keys, values = (split_heads(x, self.num_heads) for x in tokens.features.split(self.sizes, dim=-1))
+        assert tokens.positions is not None  # from prepare
+        keys, values = (split_heads(x, self.num_heads) for x in (tokens.positions, tokens.features))
         logits = scores(split_heads(self.query(hidden), self.num_heads), keys)
         weights = over_slots(logits, tokens.mask) if self.compete == "objects" else with_null(logits, tokens.mask)
         return join_heads(weights @ values), weights
