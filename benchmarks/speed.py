@@ -1,4 +1,4 @@
-"""Speed and memory on this machine: environments, a training step of the GNN, ranks. Ratios are of one run.
+"""Speed and memory on this machine: environments, recurrent cores, a training step of the GNN, ranks. Ratios are of one run.
 
 python benchmarks/speed.py [--device cuda] [--out FILE.json]
 """
@@ -20,6 +20,9 @@ from torch import Tensor, nn
 import worldmodels.envs  # noqa: F401
 from worldmodels.core import Tokens
 from worldmodels.cores.gnn import GNN
+from worldmodels.cores.rims import RIMs
+from worldmodels.cores.s2rm import S2GRU
+from worldmodels.cores.scoff import SCOFF
 from worldmodels.encoders import CSWMEncoder
 from worldmodels.losses import contrastive
 from worldmodels.metrics import ranks
@@ -71,6 +74,54 @@ class GatherScatterGNN(nn.Module):
         total = edge.new_zeros(len(flat), edge.shape[1]).index_add(0, self.row, edge)
         node = torch.relu(c.node_in(torch.cat([flat, total], 1)))
         return c.node_out(torch.relu(c.node_norm(c.node_hidden(node)))).view_as(features[..., : c.slot_size])
+
+
+def recurrent_layers(device: torch.device, input_size: int) -> dict[str, float]:
+    """Forward and backward of 32 steps of 32 rows, one thread, against ``nn.LSTM`` of the same total hidden size.
+
+    On a GPU the steps of rims and scoff are measured compiled as well (CUDA graphs), and how far that is from eager.
+    """
+    T, B = 32, 32
+    pairs = {
+        "rims, 6 x 100, 4 active": (RIMs(input_size, 6, 100, num_active=4, num_tokens=1), 600),
+        "scoff, 6 x 100, 4 schemata": (SCOFF(input_size, 6, 100), 600),
+        "s2gru, 10 x 128": (S2GRU(input_size, 10, 128, num_tokens=1), 1280),
+    }
+    x = torch.randn(T, B, input_size, device=device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    results = {}
+    for name, (core, hidden_size) in pairs.items():
+        core = core.to(device).eval()
+        lstm = nn.LSTM(input_size, hidden_size).to(device)
+        forms = {"": core}
+        if device.type == "cuda" and not name.startswith("s2gru"):
+            forms[", compiled"] = torch.compile(core, mode="reduce-overhead")
+        for form, callable_core in forms.items():
+
+            def ours(run: Any = callable_core, core: Any = core) -> Tensor:
+                tokens, state, slots = core.prepare(Tokens(x[:, :, None])), core.initial_state(B), []
+                for tokens_t in tokens.steps():
+                    slots_t, state = run(tokens_t, state)
+                    slots.append(slots_t)
+                return torch.stack(slots)
+
+            def both_ways(forward: Callable[[], Tensor], module: nn.Module) -> None:
+                module.zero_grad()
+                forward().sum().backward()
+
+            times: list[list[float]] = [[], []]
+            for _ in range(5):  # in turns, so that both meet the same machine
+                times[0].append(seconds(lambda f=ours, c=core: both_ways(f, c), device, 3))
+                times[1].append(seconds(lambda m=lstm: both_ways(lambda: m(x)[0], m), device, 3))
+            mine, theirs = (sorted(part)[2] for part in times)
+            results[f"{name}{form}, ms"] = 1000 * mine
+            results[f"{name}{form}, x nn.LSTM({hidden_size})"] = mine / theirs
+            if form:
+                with torch.no_grad():
+                    results[f"{name}{form}, difference"] = float((ours() - ours(run=core)).abs().max())
+    torch.set_num_threads(threads)
+    return results
 
 
 def training_step(device: torch.device) -> dict[str, float]:
@@ -158,6 +209,8 @@ def main() -> None:
     device = torch.device(arguments.device)
     results: dict[str, dict[str, float]] = {
         "environments, frames/s at 1,024 copies": environments(device),
+        "recurrent cores, input 64": recurrent_layers(device, 64),
+        "recurrent cores, input 600": recurrent_layers(device, 600),
         "training step of C-SWM's sizes (batch 1024, hidden 512)": training_step(device),
         "ranks of 10,000 states, 10 dimensions": ranking(10),
         "ranks of 10,000 states, 640 dimensions": ranking(640),

@@ -10,6 +10,14 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 
+def pytest_collection_modifyitems(config, items):
+    """Tests that take long run only when asked for."""
+    if "slow" not in config.getoption("-m"):
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="takes more than a minute; run with -m slow"))
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """Small tensors are fastest on one thread, and results then do not depend on the machine."""

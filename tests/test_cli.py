@@ -116,7 +116,7 @@ def test_a_sweep_trains_every_choice(at_home):
 
 def test_a_sweep_scores_what_succeeds_and_reports_what_fails(at_home, capsys):
     words = [*SMOKE, "core=gnn", "-m", "core.slot_size=null,8", "run=runs/half"]
-    assert "leave core.slot_size out" in refused(capsys, "train", *words)
+    assert "leave core.num_slots and core.slot_size out" in refused(capsys, "train", *words)
     assert (at_home / "runs/half/0/evaluation.json").is_file()
 
 
@@ -188,7 +188,10 @@ def test_any_gymnasium_environment_trains(at_home, env_id, more):
             "does not take core.edge_actions",
         ),
         (["train", *SMOKE, "core=mlp", "memory=carry", "trainer.window=4", "run=runs/x6"], "needs a core with a state"),
-        (["train", *SMOKE, "core=gnn", "core.slot_size=8", "run=runs/y1"], "leave core.slot_size out"),
+        (
+            ["train", *SMOKE, "core=gnn", "core.slot_size=8", "run=runs/y1"],
+            "leave core.num_slots and core.slot_size out",
+        ),
         (["train", *SMOKE, "core=gru", "memory=carry", "run=runs/y2"], "trainer.window=4"),
         (["train", *SMOKE, "evaluation.horizons=[1,50]", "run=runs/y3"], "0 of 64 test episodes reach the 50 steps"),
         (["train", *SMOKE, "evaluation.horizons=[]", "run=runs/y4"], "horizons of at least 1"),

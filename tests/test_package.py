@@ -47,10 +47,16 @@ LAYERS = [
         "worldmodels.data",
         "worldmodels.data.episodes",
     },
-    {f"worldmodels.cores.{name}" for name in ("gnn", "nps", "gru", "mlp")},
-    {"worldmodels.data.collect", "worldmodels.data.importers", "worldmodels.world_model", "worldmodels.checkpoints"},
-    {"worldmodels.evaluation", "worldmodels.logging", "worldmodels.check"},
-    {"worldmodels.training", "worldmodels.report", "worldmodels.report.figures", "worldmodels.report.tables"},
+    {
+        f"worldmodels.cores.{name}"
+        for name in ("gnn", "nps", "gru", "lstm", "mlp", "rims", "scoff", "rmc", "s2rm", "entnet", "esbn")
+    },
+    {f"worldmodels.data.{name}" for name in ("collect", "importers", "tasks")},
+    {"worldmodels.world_model", "worldmodels.checkpoints"},
+    {"worldmodels.evaluation", "worldmodels.logging", "worldmodels.check", "worldmodels.nn"},
+    {"worldmodels.training", "worldmodels.report"},
+    {f"worldmodels.report.{name}" for name in ("figures", "tables", "tasks", "choices")},
+    {"worldmodels.tasks"},
     {"worldmodels.config"},
     {"worldmodels.run"},
     {"worldmodels.hydra_entry"},

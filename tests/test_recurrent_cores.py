@@ -1,6 +1,8 @@
 """Each recurrent core against its paper's equations written plainly, one row, module, head and token at a time."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ B, N, F_, K, D = 3, 4, 5, 4, 6
 
 VARIANTS = {
     "rims, gru": lambda *s: RIMs(*s, cell="gru", num_heads=2, gated=False, dropout=0.1),
-    "scoff, null key, top 2": lambda *s: SCOFF(*s, compete="null", num_active=2, num_heads=2, gated=True),
+    "scoff, null key, top 2": lambda *s: SCOFF(*s, compete="tokens", num_active=2, num_heads=2, gated=True),
     "scoff, top 2": lambda *s: SCOFF(*s, num_active=2, schema_keys="each", dropout=0.1),
     "scoff, lstm": lambda *s: SCOFF(*s, cell="lstm", num_active=2),
     "scoff, snps": lambda *s: SCOFF(*s, communication="snps", num_stages=2),
@@ -250,7 +252,7 @@ def plain_scoff(core, tokens, state, b):
     cells = state["cell"][b] if core.lstm else hidden
     H = core.num_heads
     rows = [x for n, x in enumerate(tokens.features[b]) if n not in absent(tokens, b)]
-    if core.compete == "null":
+    if core.compete == "tokens":
         rows = [*rows, torch.zeros(F_)]
     W_e, W_v = core.key_value.weight[: core.sizes[0]], core.key_value.weight[core.sizes[0] :]
     read, attends = [torch.zeros(0)] * K, [0.0] * K
@@ -265,7 +267,7 @@ def plain_scoff(core, tokens, state, b):
         for k in range(K):
             z = sum(w * (W_v @ x).chunk(H)[h] for w, x in zip(weights[k], rows, strict=True))
             read[k] = torch.cat([read[k], z])
-            attends[k] += sum(weights[k][:-1] if core.compete == "null" else weights[k])
+            attends[k] += sum(weights[k][:-1] if core.compete == "tokens" else weights[k])
     gates = (4 if core.lstm else 3) * D
     new, new_cells, chosen = [], [], []
     for k in range(K):  # step 3
@@ -310,7 +312,7 @@ def plain_scoff(core, tokens, state, b):
     [
         {},
         {"num_heads": 2, "num_active": 2},
-        {"compete": "null", "num_active": 2, "gated": True, "schema_keys": "each"},
+        {"compete": "tokens", "num_active": 2, "gated": True, "schema_keys": "each"},
         {"cell": "lstm", "num_active": 3},
         {"communication": "none", "num_schemata": 2},
     ],
@@ -375,7 +377,7 @@ def test_scoffs_communication_by_rules_is_nps_on_the_files(communication):
             assert torch.equal(changed, explained["rule"][:, 0] >= 0)
 
 
-@pytest.mark.parametrize("compete", ["objects", "null", "iterative"])
+@pytest.mark.parametrize("compete", ["objects", "tokens", "iterative"])
 @pytest.mark.parametrize("communication", ["attention", "snps", "pnps"])
 def test_object_files_are_exchangeable(compete, communication):
     core = SCOFF(F_, K, D, compete=compete, communication=communication, num_active=3)
@@ -402,7 +404,7 @@ def test_schemata_are_exchangeable_and_files_may_change_in_number():
 
 
 def test_nothing_leaks_from_one_object_file_to_another():
-    core = SCOFF(F_, K, D, communication="none", compete="null")
+    core = SCOFF(F_, K, D, communication="none", compete="tokens")
     _, prepared, state = example(core)
     jacobian = torch.autograd.functional.jacobian(
         lambda h: core(prepared.at(slice(0, 1)), {"hidden": h})[0], state["hidden"][:1]
@@ -418,7 +420,7 @@ def test_nothing_leaks_from_one_object_file_to_another():
 
 
 def test_inactive_object_files_stay_as_they_are():
-    for options in ({"cell": "lstm"}, {"communication": "pnps"}, {"compete": "null"}):
+    for options in ({"cell": "lstm"}, {"communication": "pnps"}, {"compete": "tokens"}):
         core = SCOFF(F_, K, D, num_active=2, **options)
         _, prepared, state = example(core, batch=30)
         _, after = core(prepared, state)
@@ -802,7 +804,7 @@ def test_s2rm_is_stable_over_long_sequences():
     [
         lambda: RIMs(F_, K, D),
         lambda: SCOFF(F_, K, D),
-        lambda: SCOFF(F_, K, D, compete="null"),
+        lambda: SCOFF(F_, K, D, compete="tokens"),
         lambda: SCOFF(F_, K, D, num_schemata=1, compete="iterative"),
         lambda: S2GRU(F_, K, D, num_tokens=N),
         lambda: S2GRU(F_, K, D, position_size=2),
@@ -825,6 +827,47 @@ def test_absent_tokens_have_no_influence(make):
     assert all(bool(torch.isfinite(leaf).all()) for leaf in last.values())
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: RIMs(F_, K, D, num_tokens=1), lambda: SCOFF(F_, K, D), lambda: ESBN(F_, K, D, num_tokens=1)]
+)
+def test_memory_of_training_grows_linearly_with_time(make):
+    def bytes_kept(T):
+        kept = {}
+
+        def keep(tensor):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        core, tokens = make(), Tokens(torch.randn(T, B, 1, F_))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            slots, _ = unroll(core, tokens, core.initial_state(B))
+        assert slots.requires_grad
+        return sum(kept.values())
+
+    few, more, many = bytes_kept(8), bytes_kept(16), bytes_kept(32)
+    assert many - more < 2.2 * (more - few)
+
+
+COMPILE = """
+import torch
+from worldmodels.core import Tokens
+from worldmodels.cores.{file} import {name}
+
+core = {name}(5, 4, 6).eval()
+prepared, state = core.prepare(Tokens(torch.randn(3, 4, 5))), core.initial_state(3)
+compiled = torch.compile(core, fullgraph=True, backend="aot_eager")
+assert torch.allclose(compiled(prepared, state)[0], core(prepared, state)[0], atol=1e-6)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["RIMs", "SCOFF", "S2GRU", "EntNet", "ESBN", "LSTM"])
+def test_a_step_can_be_compiled_whole(name):
+    """No break in the graph, and the same numbers: what compiling or capturing it on a GPU needs."""
+    code = COMPILE.format(file={"S2GRU": "s2rm"}.get(name, name.lower()), name=name)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=300)
+
+
 def test_competition_by_hand():
     logits = torch.log(torch.tensor([[1.0, 3.0], [3.0, 1.0]]))[None, None]
     assert torch.allclose(over_slots(logits, None)[0, 0], torch.tensor([[0.25, 0.75], [0.75, 0.25]]))
@@ -842,7 +885,7 @@ def test_competition_by_hand():
     [
         (lambda: RIMs(F_, K, D, num_active=5), "expected 1 to 4"),
         (lambda: RIMs(F_, K, D, cell="rnn"), "'lstm' or 'gru'"),
-        (lambda: SCOFF(F_, K, D, compete="slots"), "objects, null, iterative"),
+        (lambda: SCOFF(F_, K, D, compete="slots"), "objects, tokens, iterative"),
         (lambda: SCOFF(F_, K, D, communication="gnn"), "attention, snps, pnps, none"),
         (lambda: SCOFF(F_, K, D, num_active=0), "expected 1 to 4"),
         (lambda: EntNet(F_, K, D, keys="fixed"), "free, tied"),

@@ -154,6 +154,8 @@ def test_learning_rates_by_hand():
     assert learning_rate(50, settings) == pytest.approx(0.5)
     assert learning_rate(99, settings) < 0.001
     assert learning_rate(7, TrainerSettings(learning_rate=0.3)) == 0.3
+    halving = TrainerSettings(learning_rate=0.4, schedule="halving", halve_every=10)
+    assert [learning_rate(step, halving) for step in (0, 9, 10, 20)] == [0.4, 0.4, 0.2, 0.1]
 
 
 @pytest.mark.parametrize("time_aligned", [False, True])
@@ -174,7 +176,7 @@ def test_drawn_windows_are_inside_and_different(block_episodes, time_aligned):
 
 def test_settings_that_cannot_work_are_refused(block_episodes):
     for options, says in [
-        ({"schedule": "linear"}, "expected 'constant' or 'cosine'"),
+        ({"schedule": "linear"}, "expected 'constant', 'cosine' or 'halving'"),
         ({"steps": 0}, "at least 1"),
         ({"batch_size": 30, "window": 4}, "no multiple"),
         ({"batch_size": 40, "window": 20, "starts_per_episode": 1}, "longest episode has 12"),

@@ -13,6 +13,7 @@ from .errors import UserError, nearest
 USAGE = """usage: worldmodels COMMAND [key=value ...] [--debug]
 
   train            train a world model:      worldmodels train experiment=block_physics core=snps size=cpu seed=0
+                   or a core on a task:      worldmodels train experiment=adding core=scoff size=cpu seed=0
   evaluate         score a run:              worldmodels evaluate run=runs/...
   rollout          draw what a run imagines: worldmodels rollout run=runs/... episode=3
   collect          record episodes:          worldmodels collect env=worldmodels/Shapes-v0 path=data/shapes episodes=100
@@ -55,7 +56,7 @@ class ImportArguments:
 
 @dataclass
 class EvaluateArguments:
-    """Score a run; ``data`` names other episodes than the run's own test episodes."""
+    """Score a run; ``data`` names other episodes than a world model's own test episodes."""
 
     run: str = "???"
     data: str | None = None
@@ -63,7 +64,7 @@ class EvaluateArguments:
 
 @dataclass
 class RolloutArguments:
-    """Draw a run's pictures for one test episode."""
+    """Draw a run's pictures for one test episode, or one test example of a task."""
 
     run: str = "???"
     episode: int = 0
@@ -165,13 +166,16 @@ def _parsed(schema: type, words: list[str]) -> Any:
 def _train(words: list[str]) -> None:
     from .hydra_entry import train_command
     from .report.tables import scores, show
-    from .run import Run
+    from .run import Run, TaskRun
 
-    def report(run: Run) -> None:
+    def report(run: Run | TaskRun) -> None:
         result = run.evaluate(quiet=not run.config["logger"]["progress"])
         name = result["core"].lower()
-        show(scores({name: result}, f"{run.config['env']['id']}: held-out episodes, percent"))
-        _print_alarms(result)
+        if isinstance(run, TaskRun):
+            show(run.task.table({name: result}, f"{run.task.name}: test data"))
+        else:
+            show(scores({name: result}, f"{run.config['env']['id']}: held-out episodes, percent"))
+            _print_alarms(result)
         if run.config["logger"]["figures"]:
             for path in run.draw():
                 print(path)
@@ -182,13 +186,19 @@ def _train(words: list[str]) -> None:
 
 def _evaluate(words: list[str]) -> None:
     from .report.tables import scores, show
-    from .run import EVALUATION, load
+    from .run import EVALUATION, TaskRun, load
 
     arguments = _parsed(EvaluateArguments, words)
     run = load(arguments.run)
-    result = run.evaluate(arguments.data, quiet=False)
-    show(scores({result["core"].lower(): result}, f"{arguments.run}: held-out episodes, percent"))
-    _print_alarms(result)
+    if isinstance(run, TaskRun):
+        if arguments.data is not None:
+            raise UserError(f"the {run.task.name} task makes its own test data; leave out data=")
+        result = run.evaluate()
+        show(run.task.table({result["core"].lower(): result}, f"{arguments.run}: test data"))
+    else:
+        result = run.evaluate(arguments.data, quiet=False)
+        show(scores({result["core"].lower(): result}, f"{arguments.run}: held-out episodes, percent"))
+        _print_alarms(result)
     if arguments.data is None:
         print(run.path / EVALUATION)
 
@@ -203,7 +213,7 @@ def _compare(words: list[str]) -> None:
     import json
 
     from .report.tables import scores, show
-    from .run import EVALUATION
+    from .run import EVALUATION, TaskRun, load
 
     arguments = _parsed(CompareArguments, words)
     evaluations = {}
@@ -217,7 +227,17 @@ def _compare(words: list[str]) -> None:
             raise UserError(f"{file} is not JSON; run 'worldmodels evaluate run={path}' again") from error
     if not evaluations:
         raise UserError("no runs were named; give runs=[runs/a,runs/b]")
-    show(scores(evaluations, "held-out episodes, percent"))
+    tasks = {evaluation.get("task") for evaluation in evaluations.values()}
+    if len(tasks) > 1:
+        raise UserError(
+            f"runs of one task make a table; these are of {sorted(str(t or 'a world model') for t in tasks)}"
+        )
+    if tasks == {None}:
+        show(scores(evaluations, "held-out episodes, percent"))
+    else:
+        run = load(next(iter(evaluations)))
+        assert isinstance(run, TaskRun)
+        show(run.task.table(evaluations, f"{run.task.name}: test data"))
 
 
 def _rollout(words: list[str]) -> None:

@@ -1,7 +1,7 @@
 """The configuration of ``train``: its schema, and the groups made from constructors.
 
-Defaults live in the constructors; the groups ``core``, ``encoder``, ``objective`` and ``trainer`` are read off their
-signatures, so every option can be set by name and an unknown one is an error. YAML files list differences only.
+Defaults live in the constructors; the groups ``core``, ``encoder``, ``task``, ``objective`` and ``trainer`` are read off
+their signatures, so every option can be set by name and an unknown one is an error. YAML files list differences only.
 """
 
 import inspect
@@ -20,6 +20,7 @@ from .cores import CORES
 from .encoders import ENCODERS
 from .errors import UserError, nearest
 from .losses import contrastive
+from .tasks import TASKS
 from .training import TrainerSettings
 
 
@@ -72,7 +73,7 @@ class LoggerConfig:
 
 @dataclass
 class TrainConfig:
-    """Everything ``train`` can be told."""
+    """Everything ``train`` can be told; with a ``task`` it trains on that, otherwise a world model."""
 
     experiment: str = "any"
     size: str = "cpu"
@@ -83,6 +84,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     encoder: dict[str, Any] = field(default_factory=dict)
     core: dict[str, Any] = field(default_factory=dict)
+    task: dict[str, Any] = field(default_factory=dict)
     objective: dict[str, Any] = field(default_factory=dict)
     memory: str = "none"
     action_to: str | None = None
@@ -110,12 +112,18 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     for name, entry in offered("cores", CORES).items():
-        node = {"slot_size": None, **_constructor(entry["_target_"]), **entry}
+        node = {"num_slots": None, "slot_size": None, **_constructor(entry["_target_"]), **entry}
         store.store(group="core", name=name, node=node)
     for name, entry in offered("encoders", ENCODERS).items():
         node = {"num_slots": 5, "slot_size": 4, **_constructor(entry["_target_"]), **entry}
         store.store(group="encoder", name=name, node=node)
-    for group, sizes in (("core", {"slot_size": None}), ("encoder", {"num_slots": 5, "slot_size": 4})):
+    store.store(group="task", name="none", node={})
+    for name, entry in TASKS.items():
+        store.store(group="task", name=name, node={**_constructor(entry["_target_"]), **entry})
+    for group, sizes in (
+        ("core", {"num_slots": None, "slot_size": None}),
+        ("encoder", {"num_slots": 5, "slot_size": 4}),
+    ):
         store.store(group=group, name="custom", node={"_target_": MISSING, **sizes})
     draws = ("episode", "step", "generator")
     objective = {name: value for name, value in options_of(contrastive).items() if name not in draws}

@@ -12,12 +12,14 @@ from omegaconf import DictConfig
 
 from .config import plain, register, user_error
 from .errors import UserError
-from .run import Run, read_config, train_run
+from .run import Run, TaskRun, read_config, train_run
 
 CONFIGS = "pkg://worldmodels.configs"
 
 
-def train_command(words: Sequence[str], after: Callable[[Run], None] = lambda run: None) -> list[Run]:
+def train_command(
+    words: Sequence[str], after: Callable[[Run | TaskRun], None] = lambda run: None
+) -> list[Run | TaskRun]:
     """Train what the words describe: overrides, ``-m`` for a sweep, ``resume=<folder>`` to go on with a run.
 
     Args:
@@ -34,10 +36,10 @@ def train_command(words: Sequence[str], after: Callable[[Run], None] = lambda ru
     for word in words:
         if word.startswith("+") and not word.lstrip("+").startswith(("env.kwargs", "core.", "encoder.", "hydra")):
             raise UserError(f"{word!r} would add a key that nothing reads; leave out the '+' to set an existing one")
-    runs: list[Run] = []
+    runs: list[Run | TaskRun] = []
     failures: list[Exception] = []
 
-    def finish(run: Run | None) -> None:
+    def finish(run: Run | TaskRun | None) -> None:
         if run is not None:
             runs.append(run)
             after(run)
@@ -98,7 +100,7 @@ def _hydra(words: Sequence[str], job: Any) -> None:
             del os.environ["HYDRA_FULL_ERROR"]
 
 
-def train(*overrides: str) -> Run | None:
+def train(*overrides: str) -> Run | TaskRun | None:
     """Train from Python with the overrides of the command line; returns the run (of a sweep the last one).
 
     Under torchrun it returns None in all processes but the first.

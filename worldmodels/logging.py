@@ -70,9 +70,11 @@ class RunLog:
         self._file.flush()
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
-        if "wm/loss" in values:
-            note = f"loss {values['wm/loss']:.4f}, {values['time/transitions_per_second']:,.0f} transitions/s"
-            self._progress.update(self._task, note=note)
+        loss = next((value for name, value in values.items() if name.endswith("/loss")), None)
+        speed = [(name, value) for name, value in values.items() if name.endswith("_per_second")]
+        if loss is not None and speed:
+            unit = speed[0][0].removeprefix("time/").removesuffix("_per_second")
+            self._progress.update(self._task, note=f"loss {loss:.4f}, {speed[0][1]:,.0f} {unit}/s")
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""

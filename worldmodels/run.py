@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning_fabric import Fabric
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from torch import Tensor
+from torch import Tensor, nn
 from yaml import YAMLError
 
 from . import checkpoints
@@ -21,8 +22,10 @@ from .data.episodes import Episodes
 from .errors import UserError
 from .evaluation import Encoded, burn_in_steps, evaluate
 from .logging import progress_bar, read_metrics
-from .report import figures
-from .training import TrainerSettings, make_fabric, train
+from .report import choices, figures
+from .report import tasks as task_figures
+from .tasks import Task
+from .training import TrainerSettings, check_settings, fit, make_fabric, train
 from .world_model import WorldModel, attached_size
 
 CONFIG = "config.yaml"
@@ -40,9 +43,27 @@ def build_model(config: Mapping[str, Any], observation_shape: tuple[int, ...], a
     encoder = build("encoder", encoder_config, tuple(observation_shape), num_slots, slot_size)
     action_to = config["action_to"] or ("slot" if action.get("per_object") else "copy")
     token_size = slot_size + attached_size(action, action_to, num_slots)
+    core_slots = core_config.pop("num_slots", None) or num_slots
     core_slot_size = core_config.pop("slot_size", None) or slot_size
-    core = build("core", core_config, token_size, num_slots, core_slot_size)
+    if "num_tokens" in core_config:
+        core_config["num_tokens"] = num_slots
+    core = build("core", core_config, token_size, core_slots, core_slot_size)
     return WorldModel(encoder, core, action=action, action_to=action_to, memory=config["memory"])
+
+
+def build_task(config: Mapping[str, Any]) -> tuple[Task, nn.Module]:
+    """The task a config names and the network around its core.
+
+    Raises:
+        UserError: a core that cannot do the task, an option that is not a task's.
+    """
+    task: Task = build("task", config["task"])
+    core_config = dict(config["core"])
+    num_slots = core_config.pop("num_slots", None) or task.num_slots
+    slot_size = core_config.pop("slot_size", None) or task.slot_size
+    if "num_tokens" in core_config:
+        core_config["num_tokens"] = core_config["num_tokens"] or task.num_tokens
+    return task, task.model(build("core", core_config, task.token_size, num_slots, slot_size))
 
 
 def split(config: Mapping[str, Any], which: str, *, quiet: bool = False) -> Episodes:
@@ -188,8 +209,45 @@ class Run:
         metrics = read_metrics(self.path)
         if metrics:
             written.append(figures.curves(metrics, folder / "curves.png"))
-        choices = figures.choices(self.model, seen, folder / "choices.png", episode=episode)
-        return written + ([choices] if choices else [])
+        drawn = choices.choices(self.model, seen, folder / "choices.png", episode=episode)
+        return written + ([drawn] if drawn else [])
+
+
+class TaskRun:
+    """A core trained on a sequence task, and its folder.
+
+    Args:
+        path: the folder.
+        config: what it was trained with.
+        task: the task.
+        model: the network around the core.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any], task: Task, model: nn.Module):
+        self.path = path
+        self.config = config
+        self.task = task
+        self.model = model
+
+    def evaluate(self, *, quiet: bool = True) -> dict[str, Any]:
+        """Score the model on the task's test data and write ``evaluation.json``; see the task's ``evaluate``."""
+        about = {"task": self.task.name, "core": type(self.model.core).__name__, "seed": self.config["seed"]}
+        about["parameters"] = sum(p.numel() for p in self.model.parameters())
+        result = about | self.task.evaluate(self.model.eval())
+        checkpoints.write_aside(self.path / EVALUATION, json.dumps(result, indent=1).encode())
+        return result
+
+    def draw(self, *, quiet: bool = True, episode: int = 0) -> list[Path]:
+        """Write the run's pictures, one of them of a test example, into ``figures/`` and return their paths."""
+        folder = self.path / "figures"
+        folder.mkdir(exist_ok=True)
+        if episode < 0:
+            raise UserError(f"episode={episode}; examples are numbered from 0")
+        saved = self.path / EVALUATION
+        result = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else self.evaluate()
+        written = self.task.draw(self.model.eval(), result, folder, episode)
+        metrics = read_metrics(self.path)
+        return written + ([task_figures.curves(metrics, folder / "curves.png")] if metrics else [])
 
 
 def require_same_kind(model: WorldModel, episodes: Episodes) -> None:
@@ -225,8 +283,8 @@ def _check_evaluation(config: Mapping[str, Any], test: Episodes) -> None:
         )
 
 
-def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) -> Run | None:
-    """Collect what is missing and train.
+def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) -> Run | TaskRun | None:
+    """Train what a config describes: a core on a task, or a world model, for which missing data are collected first.
 
     Args:
         config: a composed config in plain values.
@@ -245,6 +303,8 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
     fabric = make_fabric(settings)
     path = Path(fabric.broadcast(str(path)))
     quiet = not config["logger"]["progress"] or not fabric.is_global_zero
+    if config["task"]:
+        return _train_task(config, path, settings, fabric, resume=resume, quiet=quiet)
     with fabric.rank_zero_first():
         data = split(config, "train", quiet=quiet)
         test = split(config, "test", quiet=quiet)
@@ -285,7 +345,57 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
     return Run(path, config, model.eval()) if fabric.is_global_zero else None
 
 
-def load(path: str | Path, *, device: str = "cpu") -> Run:
+def _train_task(
+    config: Mapping[str, Any], path: Path, settings: TrainerSettings, fabric: Fabric, *, resume: bool, quiet: bool
+) -> TaskRun | None:
+    """Train a core on a task; see ``train_run``."""
+    torch.manual_seed(config["seed"])
+    task, model = build_task(config)
+    _refuse_world_model_options(task.name, config, settings)
+    check_settings(settings, fabric.world_size)
+    if not resume and fabric.is_global_zero:
+        _claim(path, OmegaConf.to_yaml(OmegaConf.create({**config, "model": {"task": task.name}})))
+    draw = task.batches(settings.batch_size // fabric.world_size, fabric.device)
+
+    def losses(wrapped: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
+        return task.losses(wrapped, draw(generator))
+
+    def score(model: nn.Module) -> dict[str, float]:
+        scores = task.evaluate(model.eval(), settings.evaluate_episodes)["scores"]
+        return {f"task/score/{name}": value for name, value in scores.items()}
+
+    fit(
+        model,
+        losses,
+        settings,
+        path,
+        fabric=fabric,
+        seed=config["seed"],
+        kind="task",
+        unit="sequences",
+        evaluate=score,
+        resume=resume,
+        quiet=quiet,
+    )
+    return TaskRun(path, config, task, model.eval()) if fabric.is_global_zero else None
+
+
+def _refuse_world_model_options(name: str, config: Mapping[str, Any], settings: TrainerSettings) -> None:
+    """Refuse what the task of this name would not heed.
+
+    Raises:
+        UserError: an environment, data or memory of a world model.
+    """
+    if config["env"]["id"] is not None or config["data"]["train"]["path"] or config["data"]["test"]["path"]:
+        raise UserError(f"the {name} task makes its own sequences; leave out env= and data=")
+    if (config["memory"], config["action_to"], settings.window, settings.imagine) != ("none", None, 1, False):
+        raise UserError(
+            f"memory=, action_to=, trainer.window= and trainer.imagine= are for world models; leave them out of the {name} "
+            "task, where a core's state is carried through every sequence"
+        )
+
+
+def load(path: str | Path, *, device: str = "cpu") -> Run | TaskRun:
     """Open a run folder: its config, and the model at its newest checkpoint, on a device.
 
     Raises:
@@ -293,9 +403,14 @@ def load(path: str | Path, *, device: str = "cpu") -> Run:
     """
     path = Path(path)
     config = read_config(path)
+    task: Task | None = None
+    model: nn.Module
     try:
         about = config["model"]
-        model = build_model(config, tuple(about["observation_shape"]), about["action"])
+        if config["task"]:
+            task, model = build_task(config)
+        else:
+            model = build_model(config, tuple(about["observation_shape"]), about["action"])
     except UserError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -304,7 +419,11 @@ def load(path: str | Path, *, device: str = "cpu") -> Run:
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
     checkpoints.load_weights(newest, model)
-    return Run(path, config, model.to(device).eval())
+    model = model.to(device).eval()
+    if isinstance(model, WorldModel):
+        return Run(path, config, model)
+    assert task is not None
+    return TaskRun(path, config, task, model)
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The training loop of world models."""
+"""The training loop, and the contrastive training of world models with it."""
 
 import math
 import os
@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import checkpoints
 from .data.episodes import Episodes, Paths
@@ -19,6 +19,10 @@ from .logging import RunLog
 from .losses import ContrastiveLoss, contrastive
 from .world_model import WorldModel
 
+Model = TypeVar("Model", bound=nn.Module)
+Losses = Callable[[nn.Module, torch.Generator], dict[str, Tensor]]
+"""A batch drawn and put through a model: scalars by name, "loss" the one to minimise."""
+
 
 @dataclass
 class TrainerSettings:
@@ -26,17 +30,18 @@ class TrainerSettings:
 
     Args:
         steps: gradient steps.
-        batch_size: transitions a step, over all processes.
+        batch_size: transitions a step, over all processes; of a task sequences.
         window: transitions in a row that are drawn together; above 1 the model is trained on sequences.
         imagine: within a window, predict each step from the prediction before it.
         starts_per_episode: windows of one episode drawn together; a negative from the same episode needs at least 2.
         learning_rate: of Adam.
         warmup_steps: steps over which the learning rate rises from 0.
-        schedule: "constant", or "cosine" down to 0 at the last step.
+        schedule: "constant", "cosine" down to 0 at the last step, or "halving" every ``halve_every`` steps.
+        halve_every: steps after which the schedule "halving" halves the learning rate.
         clip_norm: largest norm of the gradient; 0 for no limit.
         log_every: steps between two lines of metrics.
         evaluate_every: steps between two short evaluations; 0 for none.
-        evaluate_episodes: test episodes a short evaluation uses.
+        evaluate_episodes: test episodes a short evaluation uses; of a task test sequences.
         checkpoint_every: steps between two checkpoints; the last step always has one.
         accelerator: "cpu", "cuda", or "auto": a GPU if there is one.
         precision: "32-true" or "bf16-mixed".
@@ -52,6 +57,7 @@ class TrainerSettings:
     learning_rate: float = 5e-4
     warmup_steps: int = 0
     schedule: str = "constant"
+    halve_every: int = 10_000
     clip_norm: float = 0.0
     log_every: int = 50
     evaluate_every: int = 0
@@ -64,10 +70,12 @@ class TrainerSettings:
 
 
 def learning_rate(step: int, settings: TrainerSettings) -> float:
-    """The learning rate of a step: linear warm-up, then constant or a half cosine down to 0."""
+    """The learning rate of a step: linear warm-up, then constant, halved again and again, or a half cosine down to 0."""
     warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
     if settings.schedule == "constant":
         return settings.learning_rate * warm
+    if settings.schedule == "halving":
+        return settings.learning_rate * warm * 0.5 ** (step // settings.halve_every)
     return settings.learning_rate * warm * 0.5 * (1.0 + math.cos(math.pi * step / settings.steps))
 
 
@@ -135,6 +143,102 @@ def make_fabric(settings: TrainerSettings) -> Fabric:
     return fabric
 
 
+def fit(
+    model: Model,
+    losses: Losses,
+    settings: TrainerSettings,
+    run: Path,
+    *,
+    fabric: Fabric,
+    seed: int,
+    kind: str,
+    unit: str,
+    evaluate: Callable[[Model], dict[str, float]] | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Model:
+    """The loop of every training: minimise a loss, writing metrics and checkpoints into a run folder.
+
+    Args:
+        model: the model; it moves to the device of ``fabric``.
+        losses: called at every step with the model as Fabric wraps it and the generator all draws come from; returns
+            scalars by name, of which "loss" is minimised.
+        settings: how long and how fast.
+        run: the run's folder.
+        fabric: from ``make_fabric``.
+        seed: of the generator and the model's own noise.
+        kind: what the names of the metrics begin with, like "wm".
+        unit: what ``settings.batch_size`` counts, for the name of the speed.
+        evaluate: called every ``evaluate_every`` steps; what it returns is logged.
+        resume: go on from the folder's last checkpoint, exactly as if the run had never stopped.
+        quiet: no progress bar.
+
+    Returns:
+        The trained model.
+
+    Raises:
+        UserError: settings that cannot work, a loss that is not finite.
+    """
+    check_settings(settings, fabric.world_size)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
+    device = fabric.device
+    torch.manual_seed(seed * 1_000_003 + fabric.global_rank)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    wrapped, optimizer = fabric.setup(model, optimizer)
+    generator = torch.Generator(device).manual_seed(seed * 1_000_003 + 500_009 + fabric.global_rank)
+    step = 0
+    if resume:
+        step = checkpoints.restore(run, model, optimizer, generator, fabric.global_rank)
+    log = RunLog(run, step, settings.steps, quiet=quiet) if fabric.is_global_zero else None
+    totals = torch.zeros((), device=device)  # of every loss and the gradient's norm since the last line
+    first_bad = torch.full((), -1, dtype=torch.int64, device=device)
+    model.train()
+    clock, since = time.perf_counter(), step
+    try:
+        while step < settings.steps:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, settings)
+            optimizer.zero_grad(set_to_none=True)
+            values = losses(wrapped, generator)
+            fabric.backward(values["loss"])
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or math.inf)
+            optimizer.step()
+            step += 1
+            names = [f"{kind}/{name}" for name in (*values, "gradient_norm")]
+            measured = torch.stack([*values.values(), norm]).detach().float()
+            bad = ~torch.isfinite(measured).all() & (first_bad < 0)
+            first_bad = torch.where(bad, step, first_bad)
+            totals = totals + measured
+            at_end = step == settings.steps
+            if step % settings.log_every == 0 or step % settings.checkpoint_every == 0 or at_end:
+                _refuse_non_finite(int(first_bad), run)
+            if log is not None and (step % settings.log_every == 0 or at_end):
+                means = (totals / (step - since)).tolist()
+                rate = (step - since) * settings.batch_size / (time.perf_counter() - clock)
+                line = dict(zip(names, means, strict=True))
+                line["train/learning_rate"] = learning_rate(step - 1, settings)
+                log.write(step, line | {f"time/{unit}_per_second": rate})
+            if step % settings.log_every == 0:
+                totals = torch.zeros((), device=device)
+                clock, since = time.perf_counter(), step
+            if step % settings.checkpoint_every == 0 or at_end:
+                checkpoints.save(run, step, model, optimizer, generator, fabric)
+            if evaluate is not None and settings.evaluate_every and (step % settings.evaluate_every == 0 or at_end):
+                if log is not None:
+                    log.write(step, evaluate(model))
+                model.train()
+                fabric.barrier()
+                clock = time.perf_counter() if since == step else clock  # evaluation is not training time
+            if log is not None:
+                log.advance(step)
+    finally:
+        if log is not None:
+            log.close()
+    return model
+
+
 def train(
     model: WorldModel,
     data: Episodes,
@@ -169,82 +273,36 @@ def train(
         UserError: a loss that is not finite, data too short for the window.
     """
     check(settings, data, objective, fabric.world_size)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
-    device = fabric.device
-    data = data.to(device)
-    torch.manual_seed(seed * 1_000_003 + fabric.global_rank)
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    wrapped, optimizer = fabric.setup(model, optimizer)
-    generator = torch.Generator(device).manual_seed(seed * 1_000_003 + 500_009 + fabric.global_rank)
-    step = 0
-    if resume:
-        step = checkpoints.restore(run, model, optimizer, generator, fabric.global_rank)
-    log = RunLog(run, step, settings.steps, quiet=quiet) if fabric.is_global_zero else None
+    data = data.to(fabric.device)
     batch_size = settings.batch_size // fabric.world_size
     time_aligned = objective.get("negatives") == "time_aligned"
-    totals = torch.zeros(4, device=device)  # total, positive, negative, gradient norm since the last line
-    first_bad = torch.full((), -1, dtype=torch.int64, device=device)
-    model.train()
-    clock, since = time.perf_counter(), step
-    try:
-        while step < settings.steps:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, settings)
-            paths = draw_paths(
-                data,
-                batch_size,
-                settings.window,
-                settings.starts_per_episode,
-                time_aligned=time_aligned,
-                generator=generator,
-            )
-            optimizer.zero_grad(set_to_none=True)
-            slots, pred_slots = wrapped(paths.observations, paths.actions, settings.imagine)
-            loss = window_loss(slots, pred_slots, paths, objective, generator)
-            fabric.backward(loss.total)
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or math.inf)
-            optimizer.step()
-            step += 1
-            values = torch.stack([loss.total, loss.positive, loss.negative, norm]).detach().float()
-            bad = ~torch.isfinite(values).all() & (first_bad < 0)
-            first_bad = torch.where(bad, step, first_bad)
-            totals += values
-            at_end = step == settings.steps
-            if step % settings.log_every == 0 or step % settings.checkpoint_every == 0 or at_end:
-                _refuse_non_finite(int(first_bad), run)
-            if log is not None and (step % settings.log_every == 0 or at_end):
-                total, positive, negative, gradient = (totals / (step - since)).tolist()
-                rate = (step - since) * settings.batch_size / (time.perf_counter() - clock)
-                log.write(
-                    step,
-                    {
-                        "wm/loss": total,
-                        "wm/loss_pos": positive,
-                        "wm/loss_neg": negative,
-                        "wm/gradient_norm": gradient,
-                        "train/learning_rate": learning_rate(step - 1, settings),
-                        "time/transitions_per_second": rate,
-                    },
-                )
-            if step % settings.log_every == 0:
-                totals.zero_()
-                clock, since = time.perf_counter(), step
-            if step % settings.checkpoint_every == 0 or at_end:
-                checkpoints.save(run, step, model, optimizer, generator, fabric)
-            if evaluate is not None and settings.evaluate_every and (step % settings.evaluate_every == 0 or at_end):
-                if log is not None:
-                    log.write(step, evaluate(model))
-                model.train()
-                fabric.barrier()
-                clock = time.perf_counter() if since == step else clock  # evaluation is not training time
-            if log is not None:
-                log.advance(step)
-    finally:
-        if log is not None:
-            log.close()
-    return model
+
+    def losses(wrapped: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
+        paths = draw_paths(
+            data,
+            batch_size,
+            settings.window,
+            settings.starts_per_episode,
+            time_aligned=time_aligned,
+            generator=generator,
+        )
+        slots, pred_slots = wrapped(paths.observations, paths.actions, settings.imagine)
+        loss = window_loss(slots, pred_slots, paths, objective, generator)
+        return {"loss": loss.total, "loss_pos": loss.positive, "loss_neg": loss.negative}
+
+    return fit(
+        model,
+        losses,
+        settings,
+        run,
+        fabric=fabric,
+        seed=seed,
+        kind="wm",
+        unit="transitions",
+        evaluate=evaluate,
+        resume=resume,
+        quiet=quiet,
+    )
 
 
 def window_loss(
@@ -264,15 +322,24 @@ def window_loss(
     )
 
 
-def check(settings: TrainerSettings, data: Episodes, objective: dict[str, Any], processes: int = 1) -> None:
-    """Refuse settings that cannot work, before anything is trained."""
-    if settings.schedule not in ("constant", "cosine"):
-        raise UserError(f"trainer.schedule is {settings.schedule!r}; expected 'constant' or 'cosine'")
-    for name in ("steps", "batch_size", "window", "starts_per_episode", "log_every", "checkpoint_every"):
+def check_settings(settings: TrainerSettings, processes: int = 1) -> None:
+    """Refuse settings that no training can work with."""
+    if settings.schedule not in ("constant", "cosine", "halving"):
+        raise UserError(f"trainer.schedule is {settings.schedule!r}; expected 'constant', 'cosine' or 'halving'")
+    for name in ("steps", "batch_size", "window", "starts_per_episode", "log_every", "checkpoint_every", "halve_every"):
         if getattr(settings, name) < 1:
             raise UserError(f"trainer.{name}={getattr(settings, name)}; it must be at least 1")
-    if objective.get("sigma", 0.5) <= 0 or settings.learning_rate <= 0:
-        raise UserError("objective.sigma and trainer.learning_rate must be above 0")
+    if settings.learning_rate <= 0:
+        raise UserError(f"trainer.learning_rate={settings.learning_rate}; it must be above 0")
+    if settings.batch_size % processes:
+        raise UserError(f"trainer.batch_size={settings.batch_size} is no multiple of the {processes} processes")
+
+
+def check(settings: TrainerSettings, data: Episodes, objective: dict[str, Any], processes: int = 1) -> None:
+    """Refuse settings that the training of a world model cannot work with, before anything is trained."""
+    check_settings(settings)
+    if objective.get("sigma", 0.5) <= 0:
+        raise UserError(f"objective.sigma={objective['sigma']}; it must be above 0")
     if settings.batch_size % (settings.window * settings.starts_per_episode * processes):
         raise UserError(
             f"trainer.batch_size={settings.batch_size} is no multiple of window x starts_per_episode x processes = "

@@ -6,6 +6,8 @@ Departures: none in the equations. As in Sonnet, queries, keys and values are no
 a row's; the inputs' rows attend too there, but what they become is thrown away, so ours only answer.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -126,7 +128,7 @@ class RMC(nn.Module):
         num_slots: K, rows of memory.
         slot_size: D of each.
         num_tokens: N; None for as many as rows.
-        num_heads: must divide D.
+        num_heads: must divide D; None for 4, or 2 or 1 where that does not.
         key_size: of a head; None for ``D / num_heads``.
         mlp_size: of the MLP's hidden layer; None for D.
     """
@@ -138,7 +140,7 @@ class RMC(nn.Module):
         slot_size: int,
         *,
         num_tokens: int | None = None,
-        num_heads: int = 4,
+        num_heads: int | None = None,
         key_size: int | None = None,
         mlp_size: int | None = None,
     ):
@@ -147,6 +149,7 @@ class RMC(nn.Module):
         self.num_slots = num_slots
         self.slot_size = slot_size
         num_tokens = num_slots if num_tokens is None else num_tokens
+        num_heads = math.gcd(4, slot_size) if num_heads is None else num_heads
         self.relational = RelationalMemory(
             1, token_size, num_tokens, slot_size, num_heads=num_heads, key_size=key_size, mlp_size=mlp_size
         )

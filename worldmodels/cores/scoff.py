@@ -40,7 +40,7 @@ from ..core import State, Tokens
 from ..grouped import gru_update, lstm_update
 from .nps import PNPS, SNPS
 
-COMPETE = ("objects", "null", "iterative")
+COMPETE = ("objects", "tokens", "iterative")
 COMMUNICATION = ("attention", "snps", "pnps", "none")
 
 
@@ -62,7 +62,7 @@ class SCOFF(nn.Module):
         slot_size: D of each.
         num_schemata: n_s.
         cell: what a schema is, "gru" or "lstm".
-        compete: step 2: "objects", the files compete for each token (Algorithm 1); "null", the tokens and a null token
+        compete: step 2: "objects", the files compete for each token (Algorithm 1); "tokens", the tokens and a null token
             compete for each file (the authors' code); "iterative", slot attention (SCOFF++).
         num_active: top-k: only so many files, those that attend most to the input, are updated; None for all.
         num_heads: of step 2.

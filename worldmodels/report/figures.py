@@ -9,17 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Tokens
 from ..errors import UserError
 from ..evaluation import Encoded
 from ..metrics import hits, ranks, reciprocal_ranks
-from ..world_model import WorldModel, attach
 
 REFERENCES = 1000  # test episodes whose frames a predicted state may be shown as
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")
 
 
-def _save(figure: matplotlib.figure.Figure, path: Path) -> Path:
+def save(figure: matplotlib.figure.Figure, path: Path) -> Path:
+    """Write a figure to a PNG file and return its path."""
     figure.savefig(path, dpi=120, bbox_inches="tight")
     return path
 
@@ -30,7 +29,7 @@ def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
     scored = sorted(names, key=lambda name: (name.split("/h")[0], int(name.rpartition("/h")[2])))
     figure = matplotlib.figure.Figure(figsize=(10, 3.6) if scored else (5.5, 3.6))
     axes = figure.subplots(1, 2 if scored else 1, squeeze=False)[0]
-    for name, label, color in (("wm/loss_pos", "positive", _COLORS[0]), ("wm/loss_neg", "negative", _COLORS[1])):
+    for name, label, color in (("wm/loss_pos", "positive", COLORS[0]), ("wm/loss_neg", "negative", COLORS[1])):
         axes[0].plot(*_series(metrics, name), label=label, color=color)
     axes[0].set(xlabel="gradient step", ylabel="loss", yscale="log", title="contrastive loss")
     axes[0].legend(frameon=False)
@@ -40,11 +39,11 @@ def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
             inside = kind.startswith("in_episode")
             label = f"{h} step{'s' * (h != '1')}{', in-episode' * inside}"
             axes[1].plot(
-                *_series(metrics, name), label=label, color=_COLORS[i % 8], ls="--" if inside else "-", marker="."
+                *_series(metrics, name), label=label, color=COLORS[i % 8], ls="--" if inside else "-", marker="."
             )
         axes[1].set(xlabel="gradient step", ylabel="H@1", ylim=(0, 1.02), title="held-out episodes")
         axes[1].legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
@@ -65,12 +64,12 @@ def horizons(seen: Encoded, name: str, path: Path) -> Path:
     ):
         predicted = [measure(ranks(seen.imagined[h - 1], seen.slots[:, first + h])) for h in at]
         copied = [measure(ranks(now, seen.slots[:, first + h])) for h in at]
-        axis.plot(at, predicted, marker="o", color=_COLORS[0], label=name)
-        axis.plot(at, copied, marker="s", color=_COLORS[1], ls="--", label="latent copy")
+        axis.plot(at, predicted, marker="o", color=COLORS[0], label=name)
+        axis.plot(at, copied, marker="s", color=COLORS[1], ls="--", label="latent copy")
         axis.set(xlabel="steps ahead", title=title, ylim=(0, 1.02))
     axes[0].legend(frameon=False)
     figure.suptitle(f"among {len(now)} test episodes", fontsize=9)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def rollout(seen: Encoded, path: Path, *, episode: int = 0) -> Path:
@@ -89,7 +88,7 @@ def rollout(seen: Encoded, path: Path, *, episode: int = 0) -> Path:
     true, shown = frames[seen.rows[episode, first : first + steps + 1]], frames[nearest]
     right = [bool((a == b).all()) for a, b in zip(true[1:], shown, strict=True)]
     if true.dim() != 4:
-        return _save(_lines(true, torch.cat([true[:1], shown])), path)
+        return save(_lines(true, torch.cat([true[:1], shown])), path)
     figure = matplotlib.figure.Figure(figsize=(1.15 * (steps + 1), 2.6))
     axes = figure.subplots(2, steps + 1)
     for t in range(steps + 1):
@@ -105,7 +104,7 @@ def rollout(seen: Encoded, path: Path, *, episode: int = 0) -> Path:
     axes[1, 0].set_ylabel("imagined", fontsize=9)
     note = f"imagined states shown as the nearest of {len(rows):,} test frames; orange: another state than the true one"
     figure.text(0.5, 0.0, note, ha="center", fontsize=8)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _rgb(frame: Tensor) -> np.ndarray:
@@ -119,66 +118,8 @@ def _lines(true: Tensor, shown: Tensor) -> matplotlib.figure.Figure:
     figure = matplotlib.figure.Figure(figsize=(7, 3.4))
     axis = figure.subplots()
     for i in range(min(true.shape[1], 8)):
-        axis.plot(true[:, i], color=_COLORS[i], label=f"feature {i}")
-        axis.plot(shown[:, i], color=_COLORS[i], ls="--")
+        axis.plot(true[:, i], color=COLORS[i], label=f"feature {i}")
+        axis.plot(shown[:, i], color=COLORS[i], ls="--")
     axis.set(xlabel="step", title="true (solid) and imagined, as the nearest test state (dashed)")
     axis.legend(frameon=False, fontsize=7)
     return figure
-
-
-@torch.no_grad()
-def choices(model: WorldModel, seen: Encoded, path: Path, *, episode: int = 0) -> Path | None:
-    """Which rule changed which slot in the light of which other, over a trajectory; None if the core chooses nothing.
-
-    One column a rule application; a coloured cell is the slot that was changed, its colour and number the rule; the ring
-    marks the slot it looked at.
-    """
-    steps = seen.burn_in + len(seen.imagined)
-    slots = seen.slots[episode : episode + 1, :steps].transpose(0, 1)  # (T, 1, K, D)
-    actions = seen.episodes.arrays["actions"][seen.rows[episode, :steps]][:, None].to(slots.device)
-    explained = _explain(model, slots, actions)
-    if not {"rule", "context"} <= set(explained):
-        return None
-    rule, context = explained["rule"], explained["context"]  # (T, stages) or (T, stages, K)
-    T, stages = rule.shape[:2]
-    K = model.num_slots
-    if rule.dim() == 2:  # one slot a stage: spread it over the slots
-        changed = torch.nn.functional.one_hot(explained["primary"], K).bool()
-        rule = torch.where(changed, rule[..., None], -1)
-        context = torch.where(changed, context[..., None], -1)
-    figure = matplotlib.figure.Figure(figsize=(0.42 * T * stages + 1.6, 0.42 * K + 1.2))
-    axis = figure.subplots()
-    grid = np.full((K, T * stages, 3), 0.94)
-    for t in range(T):
-        for s in range(stages):
-            for k in range(K):
-                chosen, looked = int(rule[t, s, k]), int(context[t, s, k])
-                if chosen < 0:
-                    continue
-                column = t * stages + s
-                grid[k, column] = matplotlib.colors.to_rgb(_COLORS[chosen % 8])
-                axis.text(column, k, str(chosen), ha="center", va="center", color="white", fontsize=8)
-                if looked != k:
-                    axis.plot([column, column], [k, looked], color="#555555", lw=0.8, alpha=0.6, zorder=2)
-                axis.scatter(column, looked, s=70, facecolors="none", edgecolors="black", linewidths=1.2, zorder=3)
-    axis.imshow(grid, aspect="auto", zorder=0)
-    for t in range(1, T):
-        axis.axvline(t * stages - 0.5, color="white", lw=2)
-    axis.set(xlabel=f"step (each with {stages} rule application{'s' * (stages > 1)})", ylabel="slot")
-    axis.set_xticks([t * stages + (stages - 1) / 2 for t in range(T)], [str(t) for t in range(T)])
-    axis.set_yticks(range(K))
-    axis.set_title("colour and number: the rule applied to that slot; ring: the slot it looked at", fontsize=8)
-    return _save(figure, path)
-
-
-def _explain(model: WorldModel, slots: Tensor, actions: Tensor) -> dict[str, Any]:
-    """A core's choices along a trajectory seen with true slots, ``(T, ...)``."""
-    state = model.initial_state(slots[0])
-    steps = []
-    for slots_t, actions_t in zip(slots, actions, strict=True):
-        if model.memory == "none":
-            state = model.initial_state(slots_t)
-        tokens = model.core.prepare(Tokens(attach(slots_t, actions_t, model.action, model.action_to)))
-        steps.append(model.core.explain(tokens, state))
-        _, state = model.core(tokens, state)
-    return {name: torch.cat([step[name] for step in steps]) for name in steps[0]}
