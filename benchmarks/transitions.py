@@ -46,10 +46,10 @@ def remembers(name: str) -> bool:
 
 
 def jobs(seeds: list[int]) -> list[tuple[str, str, int]]:
-    """(memory, core, seed), one seed of everything before the next."""
+    """(memory, core, seed), one seed of all cores before the next."""
     names = [name for name in CORES if name != "esbn"]
-    every = [("none", name) for name in names] + [("carry", name) for name in names if remembers(name)]
-    return [(memory, name, seed) for seed in seeds for memory, name in every]
+    none = [("none", name, seed) for seed in seeds for name in names]
+    return none + [("carry", name, seed) for seed in seeds for name in names if remembers(name)]
 
 
 def main() -> None:

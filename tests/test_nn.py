@@ -108,6 +108,36 @@ def test_starts_reset_every_layer(name):
     assert torch.allclose(output[:2], through[:2], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_zeros_as_hx_are_a_fresh_start_in_every_row(name):
+    """Programs for nn.GRU begin with zeros and reset by multiplying with zeros; equal slots would stay equal for ever."""
+    layer = make(name, 7, 240, num_layers=2).eval()
+    x = torch.randn(6, 3, 7)
+    fresh, _ = layer(x)
+    assert torch.equal(layer(x, hx=torch.zeros(2, 3, layer.state_size))[0], fresh)
+    _, h = layer(torch.randn(4, 3, 7))
+    h = h * torch.tensor([1.0, 0.0, 1.0])[:, None]
+    mixed, _ = layer(x, h)
+    assert torch.equal(mixed[:, 1], fresh[:, 1]) and (name == "ESBN" or not torch.equal(mixed[:, 0], fresh[:, 0]))
+
+
+def test_attributes_are_those_of_gru():
+    gru, ours = nn.GRU(7, 60, 2, dropout=0.1), layers.RIMs(7, 60, 2, dropout=0.1, core_dropout=0.3)
+    for name in (
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "bias",
+        "batch_first",
+        "dropout",
+        "bidirectional",
+        "proj_size",
+    ):
+        assert getattr(ours, name) == getattr(gru, name), name
+    assert ours.cores[0].dropout.p == 0.3 and layers.RIMs(7, 60).cores[0].dropout.p == 0.0
+    assert list(inspect.signature(ours.forward).parameters)[:2] == ["input", "hx"]
+
+
 @pytest.mark.parametrize("name", ["RIMs", "SCOFF"])
 def test_lstm_cells_return_a_pair_as_lstm_does(name):
     layer = make(name, 7, 240, num_layers=2, cell="lstm").eval()
@@ -135,6 +165,8 @@ def test_what_is_refused_is_refused_in_one_line(name):
         ({"bidirectional": True}, "no bidirectional form"),
         ({"bias": False}, "without biases"),
         ({"num_layers": 0}, "at least 1"),
+        ({"num_slots": 0}, "at least 1"),
+        ({"num_tokens": 2}, "leave num_tokens out"),
         ({"num_slots": 7}, "multiple of num_slots=7"),
     ):
         with pytest.raises(ValueError, match=words) as error:
@@ -145,7 +177,7 @@ def test_what_is_refused_is_refused_in_one_line(name):
         layer(nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 7), torch.tensor([5, 4, 2])))
     with pytest.raises(ValueError, match=r"expected \(T, B, 7\)"):
         layer(torch.randn(5, 3, 6))
-    with pytest.raises(ValueError, match="got h_0"):
+    with pytest.raises(ValueError, match="got hx"):
         layer(torch.randn(5, 3, 7), torch.zeros(1, 2, layer.state_size))
     with pytest.raises(ValueError, match="starts"):
         layer(torch.randn(5, 3, 7), starts=torch.zeros(3, 5, dtype=torch.bool))

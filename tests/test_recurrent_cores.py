@@ -232,6 +232,7 @@ def test_no_gradient_reaches_inactive_rims():
     only_hidden = state["hidden"].grad.abs().sum(-1) > 0
     assert torch.equal(only_hidden, active)
     quiet = ~active.any(0)
+    assert bool(quiet.any())
     weights = core.cell.recurrent.weight.grad.abs().sum((1, 2)) > 0
     assert not bool((weights & quiet).any())
 
@@ -629,6 +630,8 @@ def test_temporal_context_norm_by_hand_and_by_loops(unbiased):
                     variance = (seen - mean).square().sum(0) / (max(n - 1, 1) if unbiased else n)
                     plain = norm.gain * (z[t, b] - mean) / torch.sqrt(variance + 1e-8) + norm.bias
                     assert torch.allclose(got[t, b], plain, atol=1e-4)
+    far = TemporalContextNorm(3, causal=True)(torch.randn(400, 1, 3) + 1000.0)  # sums of squares would be 4e8
+    assert abs(float(far[-100:].std()) - 1.0) < 0.15
     constant = TemporalContextNorm(3)(torch.ones(4, 1, 3))
     assert bool(torch.isfinite(constant).all()) and torch.equal(constant, torch.zeros(4, 1, 3))
 
@@ -820,7 +823,7 @@ def test_absent_tokens_have_no_influence(make):
     features, positions = torch.randn(4, B, N, F_), torch.rand(4, B, N, 2)
     mask = torch.rand(4, B, N) < 0.6
     mask[1, 0] = False  # a step at which nothing is there
-    other = torch.where(mask[..., None], features, torch.randn_like(features))
+    other = torch.where(mask[..., None], features, float("nan"))
     a, last = unroll(core, Tokens(features, positions, mask), core.initial_state(B))
     b, _ = unroll(core, Tokens(other, positions, mask), core.initial_state(B))
     assert torch.equal(a, b) and bool(torch.isfinite(a).all())
@@ -889,6 +892,9 @@ def test_competition_by_hand():
         (lambda: SCOFF(F_, K, D, communication="gnn"), "attention, snps, pnps, none"),
         (lambda: SCOFF(F_, K, D, num_active=0), "expected 1 to 4"),
         (lambda: EntNet(F_, K, D, keys="fixed"), "free, tied"),
+        (lambda: SCOFF(F_, K, D, num_schemata=0), "num_schemata is 0; expected at least 1"),
+        (lambda: RIMs(F_, K, D, key_size=0), "key_size is 0"),
+        (lambda: SCOFF(F_, K, D, temperature=0.0), "above 0"),
         (lambda: ESBN(F_, K, D, capacity=0), "at least 1"),
         (lambda: ESBN(F_, K, D, write="never"), "after, before"),
         (lambda: RMC(F_, K, D, num_heads=4), "must divide"),

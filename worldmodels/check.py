@@ -272,6 +272,14 @@ def _values(factory: Callable[..., Any]) -> None:
     _require(same, "a step writes into the state or the tokens it was given; return new ones")
 
 
+def _mixed(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        slots, _ = unroll(core, tokens, core.initial_state(B, torch.randn(B, K, D)))
+    slots.float().sum().backward()
+    _require(bool(torch.isfinite(slots).all()), "under mixed precision (bfloat16) its slots are not finite")
+
+
 CONTRACT: dict[str, Callable[[Callable[..., Any]], None]] = {
     "protocol": _protocol,
     "shapes": _shapes,
@@ -282,6 +290,7 @@ CONTRACT: dict[str, Callable[[Callable[..., Any]], None]] = {
     "evaluation is deterministic": _deterministic,
     "survives state_dict and deepcopy": _copies,
     "works in float64": _float64,
+    "works in mixed precision": _mixed,
     "state is a value": _values,
     "follows its device": _devices,
     "can start from slots": _slots,

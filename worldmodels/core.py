@@ -35,6 +35,24 @@ class Tokens(NamedTuple):
         return Tokens(self.features[index], positions, mask)
 
 
+def at_least_one(**options: int) -> None:
+    """Refuse options below 1; for the constructors of cores.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    for name, value in options.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; expected at least 1")
+
+
+def present(tokens: Tokens) -> Tensor:
+    """The features with those of absent tokens, which may be anything, as zeros."""
+    if tokens.mask is None:
+        return tokens.features
+    return torch.where(tokens.mask[..., None], tokens.features, 0.0)
+
+
 State = dict[str, Tensor]
 """A core's memory between two steps: every leaf is ``(B, ...)``; empty for a core without memory."""
 

@@ -74,7 +74,7 @@ def gru_update(inputs: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
     recurrent_gates, recurrent_candidate = recurrent.split([2 * D, D], dim=-1)
     reset, update = torch.sigmoid(input_gates + recurrent_gates).split(D, dim=-1)
     candidate = torch.tanh(torch.addcmul(input_candidate, reset, recurrent_candidate))
-    return torch.lerp(candidate, hidden.expand_as(candidate), update)
+    return candidate + update * (hidden - candidate)  # not lerp, which mixed precision does not promote
 
 
 def lstm_update(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

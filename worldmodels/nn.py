@@ -6,10 +6,11 @@
 >>> output.shape, h_n.shape
 (torch.Size([4, 10, 600]), torch.Size([2, 4, 600]))
 
-``hidden_size`` is the width of the output, all slots side by side. ``h_n`` is ``(num_layers, B, S)`` with everything a layer
-remembers side by side; S is ``hidden_size`` but for ESBN, which holds its memory too (``layer.state_size``). Layers with LSTM
-cells (``cell="lstm"``) take and return ``(h, c)`` as ``nn.LSTM`` does. Where no ``h_0`` is given a layer starts from its
-core's initial state, which is learned in most cores, not from zeros.
+``hidden_size`` is the width of the output, all slots side by side. ``h_n`` is ``(num_layers, B, S)`` with everything a
+layer remembers side by side; S is ``hidden_size`` but for ESBN, which holds its memory too (``layer.state_size``). Layers
+with LSTM cells (``cell="lstm"``) take and return ``(h, c)`` as ``nn.LSTM`` does. Where no ``hx`` is given, and in every row
+of it that is all zeros, as programs for ``nn.GRU`` begin and reset, a layer starts from its core's initial state, which is
+learned in most cores: slots that start alike would stay alike.
 
 What else a core can be told, its number of slots first, is given by keyword: ``SCOFF(8, 600, num_slots=6, num_schemata=4)``.
 """
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .core import State, Tokens, unroll
+from .core import State, Tokens, at_least_one, reset_where, unroll
 from .cores.entnet import EntNet as EntNetCore
 from .cores.esbn import ESBN as ESBNCore
 from .cores.rims import RIMs as RIMsCore
@@ -48,7 +49,8 @@ class _Layer(nn.Module):
         device: of the parameters.
         dtype: of the parameters.
         num_slots: of the core.
-        options: of the core.
+        core_dropout: what the core itself calls ``dropout``, in cores that have one.
+        options: all else the core can be told.
     """
 
     _core: ClassVar[Any]
@@ -68,6 +70,7 @@ class _Layer(nn.Module):
         dtype: Any = None,
         *,
         num_slots: int | None = None,
+        core_dropout: float | None = None,
         **options: Any,
     ):
         super().__init__()
@@ -77,17 +80,23 @@ class _Layer(nn.Module):
             raise ValueError(f"{name} has no bidirectional form; leave bidirectional=False")
         if not bias:
             raise ValueError(f"{name} has no form without biases; leave bias=True")
+        for option in ("num_tokens", "position_size", "keys"):
+            if option in options:
+                raise ValueError(f"{name} as a layer reads one token without position or key; leave {option} out")
+        at_least_one(num_slots=num_slots, hidden_size=hidden_size, num_layers=num_layers)
         if hidden_size % num_slots:
             raise ValueError(f"hidden_size is {hidden_size}; it must be a multiple of num_slots={num_slots}")
-        if num_layers < 1:
-            raise ValueError(f"num_layers is {num_layers}; expected at least 1")
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
+        self.bias = bias
         self.batch_first = batch_first
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
+        self.bidirectional = bidirectional
+        self.proj_size = 0
+        self.drop = nn.Dropout(dropout)
         sizes = [input_size] + [hidden_size] * (num_layers - 1)
-        options = self._options | options
+        options = self._options | options | ({} if core_dropout is None else {"dropout": core_dropout})
         self.cores = nn.ModuleList([self._core(size, num_slots, hidden_size // num_slots, **options) for size in sizes])
         self.to(device=device, dtype=dtype)
         states = self._first(1)
@@ -116,29 +125,28 @@ class _Layer(nn.Module):
         ]
         return torch.stack([F.pad(row, (0, self.state_size - row.shape[1])) for row in rows])
 
-    def _unpack(self, h_0: Hidden, first: list[State]) -> list[State]:
-        """The states that ``h_0`` holds, leaf by leaf as in the initial states."""
-        packed = torch.cat(list(h_0), dim=-1) if isinstance(h_0, tuple) else h_0
+    def _unpack(self, hx: Hidden, first: list[State]) -> list[State]:
+        """The states that ``hx`` holds, leaf by leaf as in the initial states; a row of zeros is the initial state."""
+        packed = torch.cat(list(hx), dim=-1) if isinstance(hx, tuple) else hx
         states: list[State] = []
         for vector, like in zip(packed, first, strict=True):
             names = ("hidden", "cell") if self.pairs else tuple(like)
             sizes = [like[name][0].numel() for name in names]
             parts = vector[:, : sum(sizes)].split(sizes, dim=1)
-            states.append(
-                {n: part.reshape(like[n].shape).to(like[n].dtype) for n, part in zip(names, parts, strict=True)}
-            )
+            given = {n: part.reshape(like[n].shape).to(like[n].dtype) for n, part in zip(names, parts, strict=True)}
+            states.append(reset_where((vector == 0).all(-1), like, given))
         return states
 
     def forward(
-        self, input: Tensor | nn.utils.rnn.PackedSequence, h_0: Hidden | None = None, *, starts: Tensor | None = None
+        self, input: Tensor | nn.utils.rnn.PackedSequence, hx: Hidden | None = None, *, starts: Tensor | None = None
     ) -> tuple[Tensor, Hidden]:
         """Run the layers over a sequence.
 
         Args:
             input: ``(T, B, input_size)``; ``(B, T, input_size)`` with ``batch_first``; or ``(T, input_size)``.
-            h_0: ``(num_layers, B, S)``, or ``(num_layers, S)`` without a batch, or a pair of these with LSTM cells; None for
-                the initial state.
-            starts: bool, True where an episode begins, ``(T, B)``, with ``batch_first`` ``(B, T)``; the state is the initial
+            hx: ``(num_layers, B, S)``, or ``(num_layers, S)`` without a batch, or a pair of these with LSTM cells; None for
+                the initial state, as are rows of zeros.
+            starts: True where an episode begins, ``(T, B)``, with ``batch_first`` ``(B, T)``; the state is the initial
                 one again before that step.
 
         Returns:
@@ -166,13 +174,14 @@ class _Layer(nn.Module):
         T, B = input.shape[:2]
         if starts is not None and starts.shape != (T, B):
             raise ValueError(f"{name} got starts for {tuple(starts.shape)} steps and rows; the input has {(T, B)}")
+        starts = None if starts is None else starts.bool()
         states = self._first(B)
-        if h_0 is not None:
-            parts = h_0 if isinstance(h_0, tuple) else (h_0,)
+        if hx is not None:
+            parts = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
             expected = (self.num_layers, B, self.state_size) if batched else (self.num_layers, self.state_size)
             if len(parts) != (2 if self.pairs else 1) or any(tuple(part.shape) != expected for part in parts):
                 raise ValueError(
-                    f"{name} got h_0 {[tuple(part.shape) for part in parts]}; expected "
+                    f"{name} got hx {[tuple(part.shape) for part in parts]}; expected "
                     f"{'a pair (h, c) of' if self.pairs else 'one of'} {expected}"
                 )
             parts = parts if batched else tuple(part[:, None] for part in parts)
@@ -180,7 +189,7 @@ class _Layer(nn.Module):
         output, last = input, []
         for i, (core, state) in enumerate(zip(self.cores, states, strict=True)):
             if i:
-                output = self.dropout(output)
+                output = self.drop(output)
             slots, state = unroll(core, Tokens(output[:, :, None]), state, starts)  # type: ignore[arg-type]
             output = slots.flatten(2)
             last.append(state)

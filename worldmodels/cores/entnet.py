@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core import State, Tokens
+from ..core import State, Tokens, at_least_one, present
 
 KEYS = ("free", "tied")
 
@@ -26,7 +26,7 @@ class EntNet(nn.Module):
       ``h_j <- h_j + g_j h~_j`` (eq. 4), ``h_j <- h_j / |h_j|`` (eq. 5).
 
     Weights are drawn from N(0, 0.1), masks and slopes of phi start at 1, memories start as their keys (appendix A). Where
-    tokens are of another size than memories, a linear layer without bias comes before the masks.
+    tokens are of another size than memories, a linear layer without bias, drawn as torch does, comes before the masks.
 
     Args:
         token_size: F.
@@ -34,7 +34,7 @@ class EntNet(nn.Module):
         slot_size: D of each.
         num_tokens: N, how many masks f_i; None for as many as memories.
         keys: "free", learned for each memory; or "tied": the slots given to ``initial_state``, such as the embeddings of the
-            entities of a story, are the keys.
+            entities of a story, are the keys; where none are given they are the learned ones.
         simple: the simple variant, ``U = V = 0``, ``W = I``, phi the identity (section 5.3).
         normalise: equation 5; the paper's simple variant goes without.
         biases: the authors' code, see above.
@@ -55,13 +55,16 @@ class EntNet(nn.Module):
         super().__init__()
         if keys not in KEYS:
             raise ValueError(f"keys is {keys!r}; expected one of {', '.join(KEYS)}")
+        at_least_one(slot_size=slot_size)
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
         self.tied = keys == "tied"
         self.simple = simple
         self.normalise = normalise
-        self.embed = nn.Linear(token_size, slot_size, bias=False) if token_size != slot_size else nn.Identity()
+        self.embed: nn.Module = nn.Identity()
+        if token_size != slot_size:
+            self.embed = nn.Linear(token_size, slot_size, bias=False)
         self.masks = nn.Parameter(torch.ones(num_slots if num_tokens is None else num_tokens, slot_size))  # f_i
         self.keys = nn.Parameter(torch.randn(num_slots, slot_size) * 0.1)  # w_j
         if not simple:
@@ -79,12 +82,11 @@ class EntNet(nn.Module):
 
     def prepare(self, tokens: Tokens) -> Tokens:
         """The encoded input s (eq. 1) as the only token, ``(..., 1, D)``; the mask says whether there was any."""
-        embedded = self.embed(tokens.features)
-        weights = self.masks[: embedded.shape[-2]]
-        if tokens.mask is None:
-            return Tokens((embedded * weights).sum(-2, keepdim=True))
-        embedded = torch.where(tokens.mask[..., None], embedded, 0.0)
-        return Tokens((embedded * weights).sum(-2, keepdim=True), mask=tokens.mask.any(-1, keepdim=True))
+        N = tokens.features.shape[-2]
+        if N > len(self.masks):
+            raise ValueError(f"got {N} tokens, but this EntNet has masks for {len(self.masks)}; set num_tokens={N}")
+        encoded = (self.embed(present(tokens)) * self.masks[:N]).sum(-2, keepdim=True)
+        return Tokens(encoded, mask=None if tokens.mask is None else tokens.mask.any(-1, keepdim=True))
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: the memories, ``(B, K, D)``, and the next state."""

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ..core import State, Tokens
+from ..core import State, Tokens, at_least_one, present
 from ..grouped import lstm_update
 
 WRITE = ("after", "before")
@@ -59,8 +59,7 @@ class ESBN(nn.Module):
         super().__init__()
         if write not in WRITE:
             raise ValueError(f"write is {write!r}; expected one of {', '.join(WRITE)}")
-        if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; the memory must hold at least 1 pair")
+        at_least_one(slot_size=slot_size, key_size=key_size, capacity=capacity)
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
@@ -84,15 +83,12 @@ class ESBN(nn.Module):
             "cell": hidden,
             "keys": self.gain.new_zeros(batch_size, self.capacity, self.key_size),
             "values": self.gain.new_zeros(batch_size, self.capacity, self.value_size),
-            "count": torch.zeros(batch_size, dtype=torch.long, device=self.gain.device),
+            "count": torch.zeros(batch_size, dtype=torch.long, device=self.gain.device),  # below twice the capacity
         }
 
     def prepare(self, tokens: Tokens) -> Tokens:
         """The tokens side by side as one, absent ones as zeros."""
-        features = tokens.features
-        if tokens.mask is not None:
-            features = torch.where(tokens.mask[..., None], features, 0.0)
-        return Tokens(features.flatten(-2)[..., None, :])
+        return Tokens(present(tokens).flatten(-2)[..., None, :])
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: the controller's hidden vector as slots, ``(B, K, D)``, and the next state."""
@@ -109,7 +105,7 @@ class ESBN(nn.Module):
             "cell": cell,
             "keys": torch.where(here, key[:, None], keys),
             "values": torch.where(here, z[:, None], values),
-            "count": count + 1,
+            "count": torch.where(count + 1 == 2 * self.capacity, self.capacity, count + 1),
         }
         return new_hidden.unflatten(1, (self.num_slots, self.slot_size)), state
 
@@ -163,15 +159,32 @@ class TemporalContextNorm(nn.Module):
         Returns:
             The sequence normalised, of the same shape.
         """
-        T = len(z)
-        begins = z.new_zeros(z.shape[:2], dtype=torch.bool) if starts is None else starts
-        episode = begins.cumsum(0)
-        same = episode[:, None] == episode[None]  # (T, T, B): step s counts for step t
+        T, B = z.shape[:2]
+        time = torch.arange(T, device=z.device)[:, None]
+        begins = torch.zeros(T, B, dtype=torch.bool, device=z.device) if starts is None else starts
+        first = torch.where(begins, time, 0).cummax(0).values  # of the episode that step t is in
+        last = time.expand(T, B)
+        if not self.causal:  # the step before the next episode begins
+            following = torch.where(begins, time, T).flip(0).cummin(0).values.flip(0)
+            last = torch.cat([following[1:], following.new_full((1, B), T)]) - 1
+        count = (last - first + 1).reshape(T, B, *(1,) * (z.dim() - 2)).to(z.dtype)
+        origin = _at(z, first)
+        x = z - origin  # near the mean, so that differences of sums stay exact
+        mean = _between(x, first, last) / count
         if self.causal:
-            same = same & torch.ones(T, T, dtype=torch.bool, device=z.device).tril()[..., None]
-        weight = same.to(z.dtype)
-        count = weight.sum(1).reshape(T, -1, *(1,) * (z.dim() - 2))
-        mean = torch.einsum("tsb,sb...->tb...", weight, z) / count
-        squares = torch.einsum("tsb,tsb...->tb...", weight, (z[None] - mean[:, None]).square())
-        variance = squares / (count - 1 if self.unbiased else count).clamp(min=1)
-        return self.gain * (z - mean) / torch.sqrt(variance + self.eps) + self.bias
+            squares = (_between(x.square(), first, last) - count * mean.square()).clamp_min(0.0)
+        else:
+            squares = _between((x - mean).square(), first, last)
+        variance = squares / (count - 1 if self.unbiased else count).clamp_min(1.0)
+        return self.gain * (x - mean) / torch.sqrt(variance + self.eps) + self.bias
+
+
+def _at(x: Tensor, time: Tensor) -> Tensor:
+    """``x (T, B, ...)`` at a time ``(T, B)`` of its own for every step and row."""
+    return x.gather(0, time.reshape(*time.shape, *(1,) * (x.dim() - 2)).expand_as(x))
+
+
+def _between(x: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """The sum of ``x (T, B, ...)`` from step ``first`` to step ``last``, both ``(T, B)``."""
+    total = x.cumsum(0)
+    return _at(total, last) - _at(total, first) + _at(x, first)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core import State, Tokens
+from ..core import State, Tokens, present
 from ..grouped import gru_update
 
 
@@ -39,10 +39,7 @@ class GRU(nn.Module):
 
     def prepare(self, tokens: Tokens) -> Tokens:
         """The input's part of the gates for every step, as features ``(..., 1, 3 K D)``."""
-        features = tokens.features
-        if tokens.mask is not None:
-            features = torch.where(tokens.mask[..., None], features, 0.0)
-        return Tokens(F.linear(features.flatten(-2), self.input_weight, self.input_bias)[..., None, :])
+        return Tokens(F.linear(present(tokens).flatten(-2), self.input_weight, self.input_bias)[..., None, :])
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: the hidden vector as slots, ``(B, K, D)``, and the next state."""

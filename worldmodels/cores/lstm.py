@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core import State, Tokens
+from ..core import State, Tokens, present
 from ..grouped import lstm_update
 
 
@@ -47,10 +47,7 @@ class LSTM(nn.Module):
 
     def prepare(self, tokens: Tokens) -> Tokens:
         """The input's part of the gates for every step, as features ``(..., 1, 4 K D)``."""
-        features = tokens.features
-        if tokens.mask is not None:
-            features = torch.where(tokens.mask[..., None], features, 0.0)
-        return Tokens(self.input(features.flatten(-2))[..., None, :])
+        return Tokens(self.input(present(tokens).flatten(-2))[..., None, :])
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: the hidden vector as slots, ``(B, K, D)``, and the next state."""

@@ -1,9 +1,8 @@
 """The baseline without structure and without memory: one perceptron for all slots at once."""
 
-import torch
 from torch import Tensor, nn
 
-from ..core import State, Tokens
+from ..core import State, Tokens, present
 
 
 class MLP(nn.Module):
@@ -39,7 +38,7 @@ class MLP(nn.Module):
 
     def prepare(self, tokens: Tokens) -> Tokens:
         """Absent tokens become zeros."""
-        return _zero_absent(tokens)
+        return tokens._replace(features=present(tokens))
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """The change of every slot, ``(B, K, D)``, and the empty state."""
@@ -48,9 +47,3 @@ class MLP(nn.Module):
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """Nothing: it chooses nothing."""
         return {}
-
-
-def _zero_absent(tokens: Tokens) -> Tokens:
-    if tokens.mask is None:
-        return tokens
-    return tokens._replace(features=torch.where(tokens.mask[..., None], tokens.features, 0.0))

@@ -1,4 +1,4 @@
-"""Neural Production Systems: a few rules, each applied to one slot in the light of one other slot.
+"""Neural Production Systems: a few rules, each applied to one slot in the light of a slot, often another.
 
 Goyal et al. 2021, "Neural Production Systems", section 3, Algorithms 1 (sequential) and 2 (parallel).
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import hard_choice
-from ..core import State, Tokens
+from ..core import State, Tokens, at_least_one, present
 from ..grouped import GroupedMLP
 
 RULES_SEE = ("token", "slot")
@@ -125,6 +125,9 @@ class SNPS(nn.Module):
         score_dropout: float = 0.0,
     ):
         super().__init__()
+        at_least_one(num_rules=num_rules, hidden_size=hidden_size, num_stages=num_stages)
+        if temperature <= 0:
+            raise ValueError(f"temperature is {temperature}; expected above 0")
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
@@ -171,7 +174,10 @@ class SNPS(nn.Module):
             primary = primary_slot[:, None] @ features  # (B, 1, F)
             context_slot = choose(self.rules.context_scores(primary, features, tokens.mask))
             change = self.rules.change(primary, context_slot @ features, rule[:, None])  # (B, 1, D)
-            slots = slots + primary_slot[..., None] * change
+            applies = (
+                primary_slot if tokens.mask is None else primary_slot * tokens.mask
+            )  # if all are absent, none changes
+            slots = slots + applies[..., None] * change
             chosen.append((rule.argmax(-1), primary_slot.argmax(-1), context_slot[:, 0].argmax(-1)))
         rule_index, primary_index, context_index = (torch.stack(part, dim=1) for part in zip(*chosen, strict=True))
         return slots - start, {"rule": rule_index, "primary": primary_index, "context": context_index}
@@ -215,6 +221,9 @@ class PNPS(nn.Module):
         temperature: float = 1.0,
     ):
         super().__init__()
+        at_least_one(num_rules=num_rules, hidden_size=hidden_size, num_stages=num_stages)
+        if temperature <= 0:
+            raise ValueError(f"temperature is {temperature}; expected above 0")
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
@@ -310,6 +319,9 @@ class RoutingNPS(nn.Module):
         temperature: float = 1.0,
     ):
         super().__init__()
+        at_least_one(num_rules=num_rules, hidden_size=hidden_size)
+        if temperature <= 0:
+            raise ValueError(f"temperature is {temperature}; expected above 0")
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
@@ -331,15 +343,14 @@ class RoutingNPS(nn.Module):
 
     def prepare(self, tokens: Tokens) -> Tokens:
         """Absent tokens become zeros."""
-        if tokens.mask is None:
-            return tokens
-        return tokens._replace(features=torch.where(tokens.mask[..., None], tokens.features, 0.0))
+        return tokens._replace(features=present(tokens))
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """The change of every slot, ``(B, K, D)``, zero for all but one, and the empty state."""
-        return self._run(tokens)[0], state
+        return self.run(tokens)[0], state
 
-    def _run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+        """The change of every slot and what was chosen, as ``explain`` names it."""
         features = tokens.features
         hidden = self.routing(features.flatten(1))
         choice = {"rule": features.new_ones(len(features), 1)}
@@ -350,8 +361,9 @@ class RoutingNPS(nn.Module):
             choice[name] = hard_choice(scores, noise=self.training, temperature=self.temperature)
         primary, context = (choice[name][:, None] @ features for name in ("primary", "context"))
         change = _apply(self.mlps, primary, context, choice["rule"][:, None])
-        return choice["primary"][..., None] * change, {name: c.argmax(-1)[:, None] for name, c in choice.items()}
+        applies = choice["primary"] if tokens.mask is None else choice["primary"] * tokens.mask
+        return applies[..., None] * change, {name: c.argmax(-1)[:, None] for name, c in choice.items()}
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """As SNPS with one stage, ``(B, 1)``: the "rule", the slot it changed ("primary") and its "context"."""
-        return self._run(tokens)[1]
+        return self.run(tokens)[1]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import Communication, join_heads, most, scores, split_heads, with_null
-from ..core import State, Tokens
+from ..core import State, Tokens, at_least_one, present
 from ..grouped import GroupedGRUCell, GroupedLinear, GroupedLSTMCell, gru_update, lstm_update
 
 
@@ -74,6 +74,8 @@ class RIMs(nn.Module):
         if cell not in ("lstm", "gru"):
             raise ValueError(f"cell is {cell!r}; expected 'lstm' or 'gru'")
         value_size = 4 * slot_size if value_size is None else value_size
+        at_least_one(slot_size=slot_size, num_heads=num_heads, key_size=key_size, value_size=value_size)
+        at_least_one(comm_heads=comm_heads, comm_key_size=comm_key_size, comm_value_size=comm_value_size)
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
@@ -110,7 +112,7 @@ class RIMs(nn.Module):
 
         With ``num_tokens=1`` the features are what each module's cell makes of the value, ``(..., K, gates)``.
         """
-        features = tokens.features
+        features = present(tokens)
         if not self.projects_values:
             keys, values = self.key_value(features).split(self.sizes, dim=-1)
             return Tokens(values, keys, tokens.mask)

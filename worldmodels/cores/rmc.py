@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import join_heads, scores, split_heads
-from ..core import State, Tokens
+from ..core import State, Tokens, at_least_one, present
 from ..grouped import GroupedLinear, GroupedMLP
 
 
@@ -48,10 +48,12 @@ class RelationalMemory(nn.Module):
         mlp_size: int | None = None,
     ):
         super().__init__()
+        at_least_one(memory_size=memory_size, num_heads=num_heads)
         if memory_size % num_heads:
             raise ValueError(f"num_heads is {num_heads}; it must divide the size of a memory row, {memory_size}")
         value_size = memory_size // num_heads
         key_size = value_size if key_size is None else key_size
+        at_least_one(key_size=key_size)
         self.num_heads = num_heads
         self.sizes = [num_heads * key_size, num_heads * key_size, num_heads * value_size]
         self.embed = GroupedLinear(num_groups, input_size, memory_size)
@@ -163,10 +165,7 @@ class RMC(nn.Module):
 
     def prepare(self, tokens: Tokens) -> Tokens:
         """Queries, keys and values of the tokens as rows, and a last row with their part of the gates."""
-        features = tokens.features
-        if tokens.mask is not None:
-            features = torch.where(tokens.mask[..., None], features, 0.0)
-        qkv, gates = self.relational.prepare(features[..., None, :])
+        qkv, gates = self.relational.prepare(present(tokens)[..., None, :])
         width = max(qkv.shape[-1], gates.shape[-1])
         qkv, gates = (F.pad(x, (0, width - x.shape[-1])) for x in (qkv[..., 0, :], gates))
         return tokens._replace(features=torch.cat([qkv, gates], dim=-2))

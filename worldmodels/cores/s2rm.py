@@ -8,6 +8,7 @@ Departures, most of them choices where the paper contradicts itself:
 - Softmax (eq. 7, 17 and 22): the paper normalises over all tokens or modules and multiplies by the kernel afterwards, so that
   one out of reach still takes weight from those within; we normalise within reach, so that what is out of reach has no
   influence at all, as the text wants.
+  The gradient through the truncated kernel (appendix E.4.1) therefore reaches the local term alone.
 - Equation 8 multiplies the local weights with y^j, the queries' own values; appendix C has the keys' (z^j), as we do.
 - Equation 15 makes queries from observations and keys from modules; the text says the reverse, as do we: modules ask.
 - Heads (tables 2 and 3): two heads of 128 give 256 values, but the gate compares them with vectors of 128; a linear layer
@@ -29,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import join_heads, spherical_kernel, split_heads
-from ..core import State, Tokens
+from ..core import State, Tokens, at_least_one, present
 from ..grouped import GroupedGRUCell, GroupedLinear
 from .rmc import RelationalMemory, identity_rows
 
@@ -125,6 +126,8 @@ class _S2RM(nn.Module):
         normalise: bool,
     ):
         super().__init__()
+        at_least_one(slot_size=slot_size, place_size=place_size, input_heads=input_heads)
+        at_least_one(cell_heads=cell_heads, key_size=key_size)
         if position_size is not None and place_size % (2 * position_size):
             raise ValueError(
                 f"place_size is {place_size}; it must be a multiple of 2 x position_size = {2 * position_size}"
@@ -162,7 +165,7 @@ class _S2RM(nn.Module):
 
     def prepare(self, tokens: Tokens) -> Tokens:
         """Encodings, keys and values of the tokens; as positions the kernel between modules and tokens ``(..., N, M)``."""
-        features = self.input_attention.prepare(self.embed(tokens.features))
+        features = self.input_attention.prepare(self.embed(present(tokens)))
         if self.position_size is None:
             places = F.normalize(self.token_places[: features.shape[-2]], dim=-1)
         elif tokens.positions is None:

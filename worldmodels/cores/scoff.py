@@ -36,7 +36,7 @@ from ..attention import (
     split_heads,
     with_null,
 )
-from ..core import State, Tokens
+from ..core import State, Tokens, at_least_one, present
 from ..grouped import gru_update, lstm_update
 from .nps import PNPS, SNPS
 
@@ -65,6 +65,8 @@ class SCOFF(nn.Module):
         compete: step 2: "objects", the files compete for each token (Algorithm 1); "tokens", the tokens and a null token
             compete for each file (the authors' code); "iterative", slot attention (SCOFF++).
         num_active: top-k: only so many files, those that attend most to the input, are updated; None for all.
+        sharpness: queries and keys of step 2 are drawn so many times as large, so that from the start files are decided about
+            which tokens are theirs; with top-k this settles early who is updated by what.
         num_heads: of step 2.
         key_size: of step 2; 64 in the paper.
         value_size: of each head of step 2; None for ``slot_size``.
@@ -92,6 +94,7 @@ class SCOFF(nn.Module):
         cell: str = "gru",
         compete: str = "objects",
         num_active: int | None = None,
+        sharpness: float = 1.0,
         num_heads: int = 1,
         key_size: int = 64,
         value_size: int | None = None,
@@ -117,6 +120,11 @@ class SCOFF(nn.Module):
         ):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known)}")
+        at_least_one(slot_size=slot_size, num_schemata=num_schemata, schema_key_size=schema_key_size)
+        at_least_one(num_heads=num_heads, key_size=key_size, num_iterations=num_iterations)
+        at_least_one(comm_heads=comm_heads, comm_key_size=comm_key_size, comm_value_size=comm_value_size)
+        if temperature <= 0 or sharpness <= 0:
+            raise ValueError(f"temperature is {temperature} and sharpness {sharpness}; expected both above 0")
         if num_active is not None and not 1 <= num_active <= num_slots:
             raise ValueError(f"num_active is {num_active}; expected 1 to {num_slots}, the number of object files")
         self.token_size = token_size
@@ -134,10 +142,14 @@ class SCOFF(nn.Module):
             self.query = nn.Linear(slot_size, slot_size)
         else:
             value_size = slot_size if value_size is None else value_size
+            at_least_one(value_size=value_size)
             read_size = num_heads * value_size
             self.sizes = [num_heads * key_size, read_size]
             self.key_value = nn.Linear(token_size, sum(self.sizes), bias=False)  # W^e and W^v
             self.query = nn.Linear(slot_size, num_heads * key_size, bias=False)  # W^q
+            with torch.no_grad():
+                self.query.weight.mul_(sharpness)
+                self.key_value.weight[: self.sizes[0]].mul_(sharpness)
         gates = 4 if self.lstm else 3
         bound = 1.0 / math.sqrt(slot_size)
         self.schema_input = nn.Linear(read_size, num_schemata * gates * slot_size)
@@ -173,8 +185,8 @@ class SCOFF(nn.Module):
     def prepare(self, tokens: Tokens) -> Tokens:
         """Values of the tokens as features, ``(..., N, values)``, and their keys as positions, ``(..., N, keys)``."""
         if self.compete == "iterative":
-            return tokens._replace(features=self.input_attention.prepare(tokens.features))
-        keys, values = self.key_value(tokens.features).split(self.sizes, dim=-1)
+            return tokens._replace(features=self.input_attention.prepare(present(tokens)))
+        keys, values = self.key_value(present(tokens)).split(self.sizes, dim=-1)
         return Tokens(values, keys, tokens.mask)
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
@@ -203,8 +215,8 @@ class SCOFF(nn.Module):
             files = files + self.dropout(heard)
         if self.num_active is not None:
             files = torch.where(updates, files, hidden)
-            cell = torch.where(updates, cell, state["cell"]) if self.lstm else cell
-        return files, {"hidden": files} | ({"cell": cell} if self.lstm else {}), explained
+            cell = None if cell is None else torch.where(updates, cell, state["cell"])
+        return files, {"hidden": files} | ({} if cell is None else {"cell": cell}), explained
 
     def _read(self, tokens: Tokens, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Step 2: what each object file reads, ``(B, K, .)``, and its attention ``(B, H, K, N)``."""
@@ -217,12 +229,12 @@ class SCOFF(nn.Module):
         weights = over_slots(logits, tokens.mask) if self.compete == "objects" else with_null(logits, tokens.mask)
         return join_heads(weights @ values), weights
 
-    def _apply_schemata(self, read: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+    def _apply_schemata(self, read: Tensor, state: State) -> tuple[Tensor, Tensor | None, Tensor]:
         """Step 3: the new object files, their cells (with LSTM schemata) and the schema ``(B, K)`` each has picked."""
         hidden = state["hidden"]
         inputs = self.schema_input(read).unflatten(-1, (self.num_schemata, -1))  # (B, K, n_s, gates D)
         recurrent = self.schema_recurrent(hidden).unflatten(-1, (self.num_schemata, -1))
-        cells = read
+        cells = None
         if self.lstm:
             candidates, cells = lstm_update(
                 inputs + recurrent, state["cell"][..., None, :].expand(inputs.shape[:3] + (-1,))
@@ -230,14 +242,15 @@ class SCOFF(nn.Module):
         else:
             candidates = gru_update(inputs, recurrent, hidden[..., None, :])
         if not self.chooses:
-            return candidates[..., 0, :], cells[..., 0, :], torch.zeros_like(hidden[..., 0], dtype=torch.long)
+            only = torch.zeros_like(hidden[..., 0], dtype=torch.long)
+            return candidates[..., 0, :], None if cells is None else cells[..., 0, :], only
         query = self.schema_query(hidden)
         if self.schema_key.dim() == 2:  # q . (h~ W) = (W q) . h~, which needs no key of every candidate
             logits = (candidates @ F.linear(query, self.schema_key)[..., None])[..., 0]
         else:
             logits = torch.einsum("bknd,nde,bke->bkn", candidates, self.schema_key, query)
         choice = hard_choice(logits, noise=self.training, temperature=self.temperature)[..., None, :]  # (B, K, 1, n_s)
-        cell = (choice @ cells)[..., 0, :] if self.lstm else cells
+        cell = None if cells is None else (choice @ cells)[..., 0, :]
         return (choice @ candidates)[..., 0, :], cell, choice[..., 0, :].argmax(-1)
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
