@@ -103,6 +103,8 @@ def recurrent_layers(device: torch.device, input_size: int) -> dict[str, float]:
                 tokens, state, slots = core.prepare(Tokens(x[:, :, None])), core.initial_state(B), []
                 for tokens_t in tokens.steps():
                     slots_t, state = run(tokens_t, state)
+                    if run is not core:  # a captured graph writes its next results into the same memory
+                        slots_t, state = slots_t.clone(), {name: leaf.clone() for name, leaf in state.items()}
                     slots.append(slots_t)
                 return torch.stack(slots)
 

@@ -188,6 +188,9 @@ def test_scoff_has_fewer_recurrent_parameters_than_a_gru_of_its_width():
         scoff, gru = layers.SCOFF(input_size, 2400), nn.GRU(input_size, 2400)
         count = {"scoff": sum(p.numel() for p in scoff.parameters()), "gru": sum(p.numel() for p in gru.parameters())}
         assert count["scoff"] < count["gru"] / 3
+        if input_size == 64:
+            two = [sum(p.numel() for p in make(64, 600, num_layers=2).parameters()) for make in (layers.SCOFF, nn.GRU)]
+            assert [round(n / 1e6, 1) for n in two] == [0.7, 3.4]  # what the README says
         core = scoff.cores[0]
         recurrent = sum(p.numel() for name, p in core.named_parameters() if not name.startswith("key_value"))
         assert recurrent < gru.weight_hh_l0.numel() / 3

@@ -149,6 +149,8 @@ def test_actions_are_distributed_as_if_drawn_again_until_legal():
     for name in sorted({*lines, *drawn}):
         assert lines.count(name) / len(lines) == pytest.approx(drawn.count(name) / 20_000, abs=0.05), name
     assert set(lines) == set(drawn)
+    turns = sum("faces" in line for line in lines) / len(lines)  # .625; half of the time if only moves were drawn again
+    assert turns == pytest.approx(sum("faces" in line for line in drawn) / 20_000, abs=0.06) and turns > 0.56
     assert abs((agents == 0).float().mean() - 0.5) < 0.02
 
 

@@ -164,7 +164,7 @@ def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any
             raise UserError(f"{target.__name__} does not take {what}.{key}; {nearest(key, known)}")
     try:
         return target(*sizes, **options)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
         raise UserError(f"{what} {target.__name__}: {str(error).splitlines()[0]}") from error
 
 

@@ -15,10 +15,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from .core import RecurrentCore, State, Tokens, unroll
-from .cores.entnet import OutputModule
+from .cores.entnet import EntNet, OutputModule
 from .data import tasks as data
 from .errors import UserError
 from .report import tasks as pictures
+from .report.choices import choice_map, trace
 
 TASKS: dict[str, dict[str, Any]] = {
     "adding": {"_target_": "worldmodels.tasks.Adding"},
@@ -28,6 +29,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 Batch = tuple[Tensor, ...]
 _EVALUATION_BATCH = 1000
+_SHOWN = 50  # steps of a long sequence that a choice map shows
 
 
 @runtime_checkable
@@ -79,6 +81,12 @@ def _refuse_equal_seeds(train_seed: int, test_seed: int) -> None:
         raise UserError(f"task.train_seed and task.test_seed are both {test_seed}; test data must be others")
 
 
+def _refuse_nothing(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise UserError(f"task.{name}={size}; expected at least 1")
+
+
 def _drawn(parts: Batch, batch_size: int, device: torch.device) -> Callable[[torch.Generator], Batch]:
     """Batches of a fixed data set, drawn with replacement (see ``training.draw_paths`` for why), gathered on the device."""
     held = tuple(part.to(device) for part in parts)
@@ -88,6 +96,13 @@ def _drawn(parts: Batch, batch_size: int, device: torch.device) -> Callable[[tor
         return tuple(part[index] for part in held)
 
     return draw
+
+
+def _choices(core: RecurrentCore, tokens: Tokens, folder: Path) -> list[Path]:
+    """The choice map of a core over one sequence of tokens ``(T, 1, ...)``; none if it chooses nothing."""
+    chosen = trace(core, tokens, core.initial_state(1))
+    drawn = choice_map({name: part[:, 0] for name, part in chosen.items()}, core.num_slots, folder / "choices.png")
+    return [drawn] if drawn else []
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -115,11 +130,14 @@ class SequenceSum(nn.Module):
         slots, _ = self.unroll(sequences)
         return self.sums(slots[-1])
 
+    def tokens(self, sequences: Tensor) -> Tokens:
+        """Numbers and marks as a core reads them, ``(T, B, 1, F)``."""
+        numbers, marks = sequences.transpose(0, 1).split(1, dim=-1)
+        return Tokens((self.number(numbers) + self.mark(marks[..., 0].long()))[:, :, None])
+
     def unroll(self, sequences: Tensor) -> tuple[Tensor, State]:
         """The slots after every number, ``(T, B, K, D)``."""
-        numbers, marks = sequences.transpose(0, 1).split(1, dim=-1)
-        features = self.number(numbers) + self.mark(marks[..., 0].long())
-        return unroll(self.core, Tokens(features[:, :, None]), self.core.initial_state(len(sequences)))
+        return unroll(self.core, self.tokens(sequences), self.core.initial_state(len(sequences)))
 
     def sums(self, slots: Tensor) -> Tensor:
         """The readout, ``(..., K, D)`` to ``(...)``."""
@@ -167,6 +185,7 @@ class Adding:
         token_size: int = 32,
     ):
         _refuse_equal_seeds(train_seed, test_seed)
+        _refuse_nothing(train_size=train_size, test_size=test_size, token_size=token_size)
         for counts, length in ((train_counts, train_length), (test_counts, test_length)):
             if not counts or min(counts) < 1 or max(counts) > length:
                 raise UserError(f"{list(counts)} numbers of {length} cannot be added; give counts from 1 to the length")
@@ -216,15 +235,19 @@ class Adding:
     def table(self, results: Mapping[str, Mapping[str, Any]], title: str) -> Table:
         """Errors by count, the constant answers below."""
         table = Table("mean squared error", title=title, title_justify="left")
-        first = next(iter(results.values()))
-        for count in first["errors"]:
+        together: dict[str, Any] = {}  # the constant answers, of every count that any result has
+        for result in results.values():
+            together |= result["errors"]
+        counts = sorted(together, key=int)
+        for count in counts:
             trained = int(count) in self.train_counts
             table.add_column(f"{count} numbers" + ("\n(trained)" if trained else ""), justify="right")
         for name, result in results.items():
-            table.add_row(name, *(f"{entry['mse']:.4f}" for entry in result["errors"].values()))
+            errors = result["errors"]
+            table.add_row(name, *(f"{errors[count]['mse']:.4f}" if count in errors else "" for count in counts))
         table.add_section()
         for key, name in (("training_mean", "mean sum of training"), ("own_mean", "mean sum of that count")):
-            table.add_row(name, *(f"{entry[key]:.4f}" for entry in first["errors"].values()))
+            table.add_row(name, *(f"{together[count][key]:.4f}" for count in counts))
         return table
 
     @torch.no_grad()
@@ -252,7 +275,8 @@ class Adding:
         numbers, marks = sequence[0].unbind(-1)
         said = model.sums(slots)[:, 0].cpu()
         written.append(pictures.running_sum((numbers * marks).cumsum(0), said, marks > 0, folder / "running_sum.png"))
-        return written
+        shown = model.tokens(sequence[:, :_SHOWN].to(_device(model)))
+        return written + _choices(model.core, shown, folder)
 
 
 class SlotChange(nn.Module):
@@ -300,6 +324,7 @@ class CoordinateArithmetic:
 
     def __init__(self, *, train_size: int = 10_000, train_seed: int = 1, test_size: int = 2000, test_seed: int = 3):
         _refuse_equal_seeds(train_seed, test_seed)
+        _refuse_nothing(train_size=train_size, test_size=test_size)
         self.train_size, self.train_seed = train_size, train_seed
         self.test_size, self.test_seed = test_size, test_seed
 
@@ -405,10 +430,13 @@ class StoryReader(nn.Module):
         self.answer = OutputModule(size, len(data.VOCABULARY))
         self.register_buffer("questions", data.QUESTIONS.clone(), persistent=False)
 
+    def tokens(self, words: Tensor) -> Tokens:
+        """Words as a core reads them: their embeddings, the null symbol absent."""
+        return Tokens(self.words(words), mask=words != data.NULL)
+
     def forward(self, words: Tensor, first: int) -> Tensor:
         """Where both agents are after each statement from the ``first`` on: scores of all words ``(T - first, B, 2, V)``."""
-        tokens = Tokens(self.words(words), mask=words != data.NULL)
-        slots, _ = unroll(self.core, tokens, self.core.initial_state(words.shape[1]))
+        slots, _ = unroll(self.core, self.tokens(words), self.core.initial_state(words.shape[1]))
         memory = slots[first:]
         T, B, K, D = memory.shape
         query = self.query((self.question_masks * self.words(self.questions)).sum(1))  # (2, D)
@@ -455,6 +483,7 @@ class GridWorld:
         test_seed: int = 3,
         word_size: int = 20,
     ):
+        _refuse_nothing(test_size=test_size, word_size=word_size)
         lengths = [length] if not variable_length else list(range(20, 81, 10))
         self.test_lengths = list(test_lengths) if test_lengths is not None else lengths
         if min(length, *self.test_lengths) < data.SHORTEST_STORY:
@@ -470,6 +499,8 @@ class GridWorld:
         """A ``StoryReader``."""
         if not core.initial_state(1):
             raise UserError(f"the gridworld task needs a core with a state; {type(core).__name__} has none")
+        if isinstance(core, EntNet) and core.tied:
+            raise UserError("the gridworld task gives a core no keys; leave out core.keys=tied")
         return StoryReader(core, self.token_size)
 
     def batches(self, batch_size: int, device: torch.device) -> Callable[[torch.Generator], Batch]:
@@ -536,7 +567,7 @@ class GridWorld:
         written.append(
             pictures.story(data.tell(words[:, 0]), _cells(where[:, 0]), _cells(answers), folder / "story.png")
         )
-        return written
+        return written + _choices(model.core, model.tokens(words.to(_device(model))), folder)
 
 
 def _cells(words: Tensor) -> Tensor:

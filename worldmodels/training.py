@@ -326,7 +326,8 @@ def check_settings(settings: TrainerSettings, processes: int = 1) -> None:
     """Refuse settings that no training can work with."""
     if settings.schedule not in ("constant", "cosine", "halving"):
         raise UserError(f"trainer.schedule is {settings.schedule!r}; expected 'constant', 'cosine' or 'halving'")
-    for name in ("steps", "batch_size", "window", "starts_per_episode", "log_every", "checkpoint_every", "halve_every"):
+    counts = ("steps", "batch_size", "window", "starts_per_episode", "log_every", "checkpoint_every", "halve_every")
+    for name in (*counts, "evaluate_episodes"):
         if getattr(settings, name) < 1:
             raise UserError(f"trainer.{name}={getattr(settings, name)}; it must be at least 1")
     if settings.learning_rate <= 0:

@@ -81,6 +81,8 @@ def choice_map(explained: Mapping[str, Tensor], num_slots: int, path: Path) -> P
         ("communication", "the slot each slot hears most; stronger: more of its attention", "slot"),
     ):
         if name in parts:
+            alone = parts[name].shape[2] == 1
+            title = "how much of the only token each slot reads" if alone and name == "input_attention" else title
             panels.append((num_slots, partial(_attention, weights=parts[name], title=title, row=row)))
     if not panels:
         return None
@@ -153,7 +155,7 @@ def _attention(axis: Any, weights: Tensor, title: str, row: str) -> None:
     """``(T, K, N)``: the number and colour of the one of N with the largest weight; of a single token the weight alone."""
     T, K, N = weights.shape
     if N == 1:
-        _shades(axis, weights[..., 0], "how much of the input each slot reads", row)
+        _shades(axis, weights[..., 0], title, row)
         return
     largest, index = weights.max(-1)
     share = largest.clamp(0, 1).T.numpy()[..., None]
