@@ -148,8 +148,9 @@ def evaluate(
     result["variance"] = float(now.double().flatten(1).var(0).sum())
     result["alarms"] = _alarms(result, max(horizons))
     result |= {"episodes": len(now), "burn_in": burn_in, "memory": model.memory, "core": type(model.core).__name__}
-    result["core_parameters"] = sum(parameter.numel() for parameter in model.core.parameters())
-    result["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    result["parameters"] = sum(counts.values())
+    result["core_parameters"] = sum(count for name, count in counts.items() if name.startswith("core."))
     return result
 
 

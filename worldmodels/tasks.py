@@ -462,7 +462,7 @@ class GridWorld:
     Args:
         length: T, statements of a story, the four that place the agents counted.
         variable_length: train on stories of all lengths up to ``length``.
-        test_lengths: lengths in the test; None for ``length``, or with ``variable_length`` for 20, 30, ... 80.
+        test_lengths: lengths in the test; None for ``length``; with ``variable_length`` 20, 30, ... 80 as well.
         test_size: test stories for each length.
         test_seed: of the test sets.
         word_size: of an embedding.
@@ -484,7 +484,7 @@ class GridWorld:
         word_size: int = 20,
     ):
         _refuse_nothing(test_size=test_size, word_size=word_size)
-        lengths = [length] if not variable_length else list(range(20, 81, 10))
+        lengths = [length] if not variable_length else sorted({length, *range(20, 81, 10)})
         self.test_lengths = list(test_lengths) if test_lengths is not None else lengths
         if min(length, *self.test_lengths) < data.SHORTEST_STORY:
             raise UserError(

@@ -134,7 +134,8 @@ class RIMs(nn.Module):
         query = split_heads(self.query(hidden), self.num_heads)
         weights = with_null(scores(query, split_heads(keys, self.num_heads)), mask)  # (B, H, K, N)
         if self.projects_values:
-            inputs = torch.addcmul(self.cell.input.bias, weights.squeeze(1), values)
+            assert self.cell.input.bias is not None
+            inputs = self.cell.input.bias + weights.squeeze(1) * values
         else:
             inputs = self.cell.input(self.dropout(join_heads(weights @ split_heads(values, self.num_heads))))
         active = most(weights.sum((1, 3)), self.num_active)  # least attention to the null token

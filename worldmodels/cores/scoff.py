@@ -161,7 +161,7 @@ class SCOFF(nn.Module):
             self.schema_query = nn.Linear(slot_size, schema_key_size, bias=False)  # W~^q
             keys = (num_schemata, slot_size, schema_key_size) if schema_keys == "each" else (slot_size, schema_key_size)
             self.schema_key = nn.Parameter(torch.empty(keys).uniform_(-bound, bound))  # W~^e
-        self.communication: nn.Module | None = None
+        self.communication: Communication | SNPS | PNPS | None = None
         if communication == "attention":
             linear = partial(nn.Linear, bias=False)
             self.communication = Communication(
