@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.utils import get_class
 
 import worldmodels
 from worldmodels import checkpoints
 from worldmodels.cli import main
+from worldmodels.cores import CORES
 from worldmodels.data.episodes import Episodes
 
 SMOKE = ["experiment=block_physics", "size=smoke", "logger.figures=false", "trainer.threads=1"]
@@ -46,6 +48,33 @@ def refused(capsys, *words):
         captured.err.startswith("worldmodels: ") and captured.err.count("\n") == 1 and "Traceback" not in captured.err
     )
     return captured.err
+
+
+REMEMBERING = [name for name, entry in CORES.items() if get_class(entry["_target_"])(4, 2, 4).initial_state(1)]
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_every_core_but_esbn_is_a_transition(name, at_home, capsys):
+    """With its memory carried where it has one, else as it is."""
+    words = ["train", *SMOKE, f"core={name}", f"run=runs/core-{name}"]
+    if name == "esbn":
+        assert "its controller never sees what is in the slots" in refused(capsys, *words)
+        return
+    memory = "carry" if name in REMEMBERING else "none"
+    if memory == "none":
+        assert "needs a core with a state" in refused(capsys, *words, "memory=carry", "trainer.window=4")
+    assert main([*words, f"memory={memory}", "trainer.window=4"]) == 0
+    evaluation = json.loads((at_home / "runs" / f"core-{name}" / "evaluation.json").read_text())
+    assert evaluation["memory"] == memory and 0 < evaluation["core_parameters"] < evaluation["parameters"]
+    assert evaluation["burn_in"] == (5 if memory == "carry" else 0)
+    assert main(["rollout", f"run=runs/core-{name}"]) == 0
+    drawn = (at_home / "runs" / f"core-{name}" / "figures" / "choices.png").exists()
+    assert drawn == (name not in ("gnn", "mlp", "lstm", "gru"))
+
+
+def test_a_core_of_more_slots_than_the_encoder(at_home):
+    assert main(["train", *SMOKE, "core=scoff", "core.num_slots=7", "run=runs/seven"]) == 0
+    assert worldmodels.load("runs/seven").model.readout.aligned is False
 
 
 def test_train_writes_a_run_folder(at_home):

@@ -2,8 +2,14 @@ import pytest
 import torch
 from torch import nn
 
+from worldmodels.cores.entnet import EntNet
+from worldmodels.cores.esbn import ESBN
 from worldmodels.cores.gnn import GNN
 from worldmodels.cores.gru import GRU
+from worldmodels.cores.rims import RIMs
+from worldmodels.cores.rmc import RMC
+from worldmodels.cores.s2rm import S2GRU
+from worldmodels.cores.scoff import SCOFF
 from worldmodels.data.episodes import Episodes
 from worldmodels.errors import UserError
 from worldmodels.evaluation import evaluate
@@ -189,6 +195,67 @@ class Still(Adder):
 
     def forward(self, tokens, state):
         return torch.zeros_like(tokens.features[..., :1]), state
+
+
+STARTING = {
+    "scoff": (SCOFF, {}),
+    "rims": (RIMs, {}),
+    "rmc": (RMC, {}),
+    "entnet": (EntNet, {}),
+    "s2gru": (S2GRU, {}),
+}
+
+
+@pytest.mark.parametrize("name", STARTING)
+def test_recurrent_cores_start_from_the_slots_they_change(name):
+    make, options = STARTING[name]
+    for size in (4, 8):  # as long as a slot, and longer: then a linear layer comes between
+        core = make(6, 3, size, **options)
+        model = WorldModel(Identity(3, 4), core, action=BLOCKS, action_to="slot").eval()
+        assert model.starts_from_slots and isinstance(model.lift, nn.Identity if size == 4 else nn.Linear)
+        slots = torch.randn(2, 3, 4)
+        state = model.initial_state(slots)
+        leaf = state["hidden"] if "hidden" in state else state["memory"]
+        assert torch.equal(leaf, model.lift(slots))
+        # memory=none: what a prediction depends on is the present alone, in whatever sequence it stands
+        before, actions = torch.randn(5, 2, 3, 4), torch.randint(6, (5, 2))
+        pred, _ = model.predict(before, actions)
+        alone, _ = model.step(before[3], actions[3])
+        assert torch.allclose(pred[3], alone, atol=1e-6)
+        carrying = WorldModel(Identity(3, 4), core, action=BLOCKS, action_to="slot", memory="carry").eval()
+        carrying.load_state_dict(model.state_dict())
+        assert not torch.allclose(carrying.predict(before, actions)[0][3], alone, atol=1e-4)
+
+
+def test_cores_that_cannot_start_from_slots_start_from_their_own_state():
+    model = WorldModel(Identity(3, 4), GRU(6, 3, 8), action=BLOCKS, action_to="slot")
+    assert not model.starts_from_slots and isinstance(model.lift, nn.Identity)
+    assert torch.equal(model.initial_state(torch.randn(2, 3, 4))["hidden"], model.core.initial_state(2)["hidden"])
+
+
+def test_a_core_of_another_number_of_slots_is_read_by_attention():
+    core = SCOFF(6, 5, 8)
+    model = WorldModel(Identity(3, 4), core, action=BLOCKS, action_to="slot")
+    assert not model.readout.aligned and not model.starts_from_slots
+    slots, core_slots = torch.randn(2, 3, 4), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        change = model.readout(slots, core_slots)
+        for b in range(2):
+            for k in range(3):
+                q = model.readout.query(slots[b, k])
+                weights = torch.softmax(torch.stack([q @ model.readout.key(h) / 8**0.5 for h in core_slots[b]]), 0)
+                plain = model.readout.output(sum(w * h for w, h in zip(weights, core_slots[b], strict=True)))
+                assert torch.allclose(change[b, k], plain, atol=1e-5)
+    pred, _ = model.step(slots, torch.tensor([0, 3]))
+    pred.square().sum().backward()
+    assert pred.shape == (2, 3, 4) and model.readout.query.weight.grad.abs().sum() > 0
+    with pytest.raises(UserError, match=r"leave core\.num_slots"):
+        WorldModel(Identity(3, 4), GNN(6, 5, 4), action=BLOCKS, action_to="slot")
+
+
+def test_esbn_cannot_be_a_transition():
+    with pytest.raises(UserError, match="its controller never sees what is in the slots"):
+        WorldModel(Identity(3, 4), ESBN(6, 3, 4), action=BLOCKS, action_to="slot")
 
 
 def test_what_does_not_fit_is_refused():
