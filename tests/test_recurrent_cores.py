@@ -910,3 +910,35 @@ def test_wrong_options_are_refused(make, words):
 def test_positions_are_asked_for_where_they_are_needed():
     with pytest.raises(ValueError, match=r"needs Tokens\.positions"):
         S2GRU(F_, K, D, position_size=2).prepare(Tokens(torch.randn(B, N, F_)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RIMs(8, 3, 8, num_tokens=1, cell="gru"),
+        lambda: SCOFF(8, 3, 8, num_schemata=2),
+        lambda: SCOFF(8, 3, 8, num_schemata=1, compete="iterative"),
+        lambda: RMC(8, 3, 8, num_tokens=1),
+        lambda: S2GRU(8, 3, 8, num_tokens=1),
+    ],
+    ids=["rims", "scoff", "scoff++", "rmc", "s2gru"],
+)
+def test_recurrent_cores_learn_to_add(make):
+    """Two marked numbers of six: the mean answer has an error of 1/6, and so has any core that forgets the first."""
+    from worldmodels.tasks import Adding
+
+    task = Adding(
+        train_length=6, train_counts=(2,), train_size=4000, test_length=6, test_counts=(2,), test_size=500, token_size=8
+    )
+    model, generator = task.model(make()), torch.Generator().manual_seed(0)
+    draw = task.batches(64, torch.device("cpu"))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(200):
+        loss = task.losses(model.train(), draw(generator))["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    errors = task.evaluate(model.eval())["errors"]["2"]
+    assert errors["own_mean"] == pytest.approx(1 / 6, abs=0.02)
+    assert errors["mse"] < 0.05
