@@ -470,3 +470,22 @@ def test_mistakes_get_one_line(at_home, capsys, words, says):
     assert main(words) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1 and "Traceback" not in err, err
+
+
+def test_a_story_read_word_by_word_is_the_same_story():
+    """A core that reads words sees, after a statement, what it would see of a sequence of words cut there."""
+    task = GridWorld(length=6, reads="words")
+    assert task.num_tokens == 1
+    model = task.model(GRU(20, 1, 12, num_tokens=1)).eval()
+    words, _ = stories(3, 6, seeded())
+    with torch.no_grad():
+        whole = model(words, 0)
+        for t in (0, 2, 5):
+            assert torch.allclose(model(words[: t + 1], t)[0], whole[t], atol=1e-5)
+    tokens = model.tokens(words)
+    assert tokens.features.shape == (24, 3, 1, 20)
+    spelled = [[VOCABULARY[w] for w in words[:, b].flatten().tolist()] for b in range(3)]
+    for b in range(3):
+        assert [bool(m) for m in tokens.mask[:, b, 0]] == [word != "" for word in spelled[b]]
+    with pytest.raises(UserError, match="statements or words"):
+        GridWorld(reads="letters")

@@ -407,18 +407,21 @@ class CoordinateArithmetic:
 class StoryReader(nn.Module):
     """A core that reads a story statement by statement, asked questions in words.
 
-    Words are looked up in one table of embeddings, in which the null symbol's is zero; a statement is a step of as many
-    tokens as it may have words, absent ones masked. EntNet sums them by its own masks (its eq. 1); the lstm and gru cores
-    read them side by side. The question is summed with learned masks of its own, as the EntNet authors do, and answered from
-    the slots by EntNet's eq. 6; a linear layer makes it as long as a slot where a slot is not as long as a word.
+    Words are looked up in one table of embeddings, in which the null symbol's is zero. A statement is a step of as many
+    tokens as it may have words, absent ones masked: EntNet sums them by its own masks (its eq. 1), the lstm and gru cores
+    read them side by side. Or every word is a step of its own. The question is summed with learned masks of its own, as the
+    EntNet authors do, and answered from the slots by EntNet's eq. 6; a linear layer makes it as long as a slot where a slot is
+    not as long as a word.
 
     Args:
         core: a core with a state.
         word_size: of an embedding.
+        reads: a step is one of the "statements", or one of the "words".
     """
 
-    def __init__(self, core: RecurrentCore, word_size: int):
+    def __init__(self, core: RecurrentCore, word_size: int, reads: str):
         super().__init__()
+        self.stride = data.STATEMENT_WORDS if reads == "words" else 1
         self.core: RecurrentCore
         self.questions: Tensor
         size = core.slot_size
@@ -431,13 +434,15 @@ class StoryReader(nn.Module):
         self.register_buffer("questions", data.QUESTIONS.clone(), persistent=False)
 
     def tokens(self, words: Tensor) -> Tokens:
-        """Words as a core reads them: their embeddings, the null symbol absent."""
+        """Words ``(T, B, 4)`` as a core reads them: their embeddings, the null symbol absent."""
+        if self.stride > 1:
+            words = words.transpose(1, 2).flatten(0, 1)[..., None]  # (4 T, B, 1)
         return Tokens(self.words(words), mask=words != data.NULL)
 
     def forward(self, words: Tensor, first: int) -> Tensor:
         """Where both agents are after each statement from the ``first`` on: scores of all words ``(T - first, B, 2, V)``."""
         slots, _ = unroll(self.core, self.tokens(words), self.core.initial_state(words.shape[1]))
-        memory = slots[first:]
+        memory = slots[self.stride - 1 :: self.stride][first:]
         T, B, K, D = memory.shape
         query = self.query((self.question_masks * self.words(self.questions)).sum(1))  # (2, D)
         memory = memory[:, :, None].expand(T, B, len(query), K, D).flatten(0, 2)
@@ -466,10 +471,11 @@ class GridWorld:
         test_size: test stories for each length.
         test_seed: of the test sets.
         word_size: of an embedding.
+        reads: what a step of the core is, one of the "statements" or of the "words". The paper's EntNet reads statements; it
+            does not say what its LSTM reads, and LSTMs for question answering usually read words.
     """
 
     name = "gridworld"
-    num_tokens = data.STATEMENT_WORDS
     num_slots = 5
     slot_size = 20
 
@@ -482,7 +488,10 @@ class GridWorld:
         test_size: int = 5000,
         test_seed: int = 3,
         word_size: int = 20,
+        reads: str = "statements",
     ):
+        if reads not in ("statements", "words"):
+            raise UserError(f"task.reads is {reads!r}; expected statements or words")
         _refuse_nothing(test_size=test_size, word_size=word_size)
         lengths = [length] if not variable_length else sorted({length, *range(20, 81, 10)})
         self.test_lengths = list(test_lengths) if test_lengths is not None else lengths
@@ -490,6 +499,8 @@ class GridWorld:
             raise UserError(
                 f"a story places two agents in its first {data.SHORTEST_STORY} statements; give longer ones"
             )
+        self.reads = reads
+        self.num_tokens = data.STATEMENT_WORDS if reads == "statements" else 1
         self.length = length
         self.variable_length = variable_length
         self.test_size, self.test_seed = test_size, test_seed
@@ -501,7 +512,7 @@ class GridWorld:
             raise UserError(f"the gridworld task needs a core with a state; {type(core).__name__} has none")
         if isinstance(core, EntNet) and core.tied:
             raise UserError("the gridworld task gives a core no keys; leave out core.keys=tied")
-        return StoryReader(core, self.token_size)
+        return StoryReader(core, self.token_size, self.reads)
 
     def batches(self, batch_size: int, device: torch.device) -> Callable[[torch.Generator], Batch]:
         """Fresh stories ``(T, B, 4)`` and where the agents are ``(T, B, 2)``."""
