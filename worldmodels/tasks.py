@@ -410,8 +410,8 @@ class StoryReader(nn.Module):
     Words are looked up in one table of embeddings, in which the null symbol's is zero. A statement is a step of as many
     tokens as it may have words, absent ones masked: EntNet sums them by its own masks (its eq. 1), the lstm and gru cores
     read them side by side. Or every word is a step of its own. The question is summed with learned masks of its own, as the
-    EntNet authors do, and answered from the slots by EntNet's eq. 6; a linear layer makes it as long as a slot where a slot is
-    not as long as a word.
+    EntNet authors do, and answered from the slots by EntNet's eq. 6; a linear layer makes it as long as a slot where that
+    differs.
 
     Args:
         core: a core with a state.
