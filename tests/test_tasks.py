@@ -339,7 +339,8 @@ def test_variable_length_averages_over_all_lengths():
     loss = task.losses(model, batch)["loss"]
     single = [GridWorld(length=t).losses(model, (batch[0][:t], batch[1][:t]))["loss"] for t in range(4, 8)]
     assert torch.allclose(loss, torch.stack(single).mean(), atol=1e-6)
-    assert task.test_lengths == [20, 30, 40, 50, 60, 70, 80] and GridWorld(length=20).test_lengths == [20]
+    assert task.test_lengths == [7, 20, 30, 40, 50, 60, 70, 80] and GridWorld(length=20).test_lengths == [20]
+    assert GridWorld(length=20, variable_length=True).test_lengths == [20, 30, 40, 50, 60, 70, 80]
 
 
 def test_options_that_cannot_work_are_refused():
