@@ -50,7 +50,12 @@ def scores(query: Float[Tensor, "*B Q D"], keys: Float[Tensor, "*B N D"]) -> Flo
     return (query * query.shape[-1] ** -0.5) @ keys.transpose(-1, -2)
 
 
-def hide(logits: Float[Tensor, "B *H Q N"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B *H Q N"]:
+def over_heads(explained: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a core explains with its attentions ``(B, H, K, N)`` as their means over heads."""
+    return {name: part.mean(1) if part.dim() == 4 else part for name, part in explained.items()}
+
+
+def hide(logits: Float[Tensor, "B *H N"], mask: Bool[Tensor, "B N"] | None) -> Float[Tensor, "B *H N"]:
     """Scores of absent tokens made so low that a softmax over tokens gives them nothing."""
     if mask is None:
         return logits

@@ -46,6 +46,17 @@ def at_least_one(**options: int) -> None:
             raise ValueError(f"{name} is {value}; expected at least 1")
 
 
+def above_zero(**options: float) -> None:
+    """Refuse options that are not above 0; for the constructors of cores.
+
+    Raises:
+        ValueError: naming the first.
+    """
+    for name, value in options.items():
+        if value <= 0:
+            raise ValueError(f"{name} is {value}; expected above 0")
+
+
 def present(tokens: Tokens) -> Tensor:
     """The features with those of absent tokens, which may be anything, as zeros."""
     if tokens.mask is None:

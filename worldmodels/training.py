@@ -206,7 +206,6 @@ def fit(
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or math.inf)
             optimizer.step()
             step += 1
-            names = [f"{kind}/{name}" for name in (*values, "gradient_norm")]
             measured = torch.stack([*values.values(), norm]).detach().float()
             bad = ~torch.isfinite(measured).all() & (first_bad < 0)
             first_bad = torch.where(bad, step, first_bad)
@@ -217,6 +216,7 @@ def fit(
             if log is not None and (step % settings.log_every == 0 or at_end):
                 means = (totals / (step - since)).tolist()
                 rate = (step - since) * settings.batch_size / (time.perf_counter() - clock)
+                names = (f"{kind}/{name}" for name in (*values, "gradient_norm"))
                 line = dict(zip(names, means, strict=True))
                 line["train/learning_rate"] = learning_rate(step - 1, settings)
                 log.write(step, line | {f"time/{unit}_per_second": rate})

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from ..attention import hide
 from ..core import State, Tokens, at_least_one, present
 from ..grouped import lstm_update
 
@@ -113,8 +114,9 @@ class ESBN(nn.Module):
         """Read weights, 0 where nothing is stored, and confidences, both ``(B, capacity)``."""
         similarity = (state["values"] @ z[..., None])[..., 0]
         stored = torch.arange(self.capacity, device=z.device) < state["count"][:, None]
-        logits = similarity.masked_fill(~stored, torch.finfo(similarity.dtype).min)
-        return torch.softmax(logits, dim=-1) * stored, torch.sigmoid(self.gain * similarity + self.offset)
+        return torch.softmax(hide(similarity, stored), dim=-1) * stored, torch.sigmoid(
+            self.gain * similarity + self.offset
+        )
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """The "memory_read" weights and the "confidence" of each place in memory, both ``(B, capacity)``."""

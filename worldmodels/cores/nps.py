@@ -24,8 +24,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ..attention import hard_choice
-from ..core import State, Tokens, at_least_one, present
+from ..attention import hard_choice, hide
+from ..core import State, Tokens, above_zero, at_least_one, present
 from ..grouped import GroupedMLP
 
 RULES_SEE = ("token", "slot")
@@ -51,7 +51,7 @@ def _apply(mlps: GroupedMLP, primary: Tensor, context: Tensor, rule: Tensor) -> 
 
 
 class _Rules(nn.Module):
-    """The rules R_i = (embedding, MLP_i), the choice of a context and the application of a rule (steps 3 and 4)."""
+    """The rules R_i = (embedding, MLP_i), and the choices of a rule and of a context (steps 2 and 3)."""
 
     def __init__(
         self,
@@ -80,12 +80,7 @@ class _Rules(nn.Module):
 
     def context_scores(self, primary: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """How well each token fits as context of each primary, ``(B, P, K)``: ``q_{r,p} k_j`` of step 3."""
-        scores = self.context_query(primary) @ self.context_key(tokens).transpose(1, 2)
-        return scores if mask is None else scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
-
-    def change(self, primary: Tensor, context: Tensor, rule: Tensor) -> Tensor:
-        """Step 4, see ``_apply``."""
-        return _apply(self.mlps, primary, context, rule)
+        return hide(self.context_query(primary) @ self.context_key(tokens).transpose(1, 2), mask)
 
 
 class SNPS(nn.Module):
@@ -126,8 +121,7 @@ class SNPS(nn.Module):
     ):
         super().__init__()
         at_least_one(num_rules=num_rules, hidden_size=hidden_size, num_stages=num_stages)
-        if temperature <= 0:
-            raise ValueError(f"temperature is {temperature}; expected above 0")
+        above_zero(temperature=temperature)
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
@@ -173,7 +167,7 @@ class SNPS(nn.Module):
             primary_slot, rule = choice.sum(2), choice.sum(1)  # (B, K), (B, N)
             primary = primary_slot[:, None] @ features  # (B, 1, F)
             context_slot = choose(self.rules.context_scores(primary, features, tokens.mask))
-            change = self.rules.change(primary, context_slot @ features, rule[:, None])  # (B, 1, D)
+            change = _apply(self.rules.mlps, primary, context_slot @ features, rule[:, None])  # (B, 1, D)
             applies = (
                 primary_slot if tokens.mask is None else primary_slot * tokens.mask
             )  # if all are absent, none changes
@@ -222,8 +216,7 @@ class PNPS(nn.Module):
     ):
         super().__init__()
         at_least_one(num_rules=num_rules, hidden_size=hidden_size, num_stages=num_stages)
-        if temperature <= 0:
-            raise ValueError(f"temperature is {temperature}; expected above 0")
+        above_zero(temperature=temperature)
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
@@ -274,7 +267,7 @@ class PNPS(nn.Module):
             if self.chooses:
                 rule = choose(self.rules.match(features))  # (B, K, N)
             context_slot = choose(self.rules.context_scores(features, features, tokens.mask))  # (B, K, K)
-            change = self.rules.change(features, context_slot @ features, rule)
+            change = _apply(self.rules.mlps, features, context_slot @ features, rule)
             slots = slots + applies[..., None] * change
             null = applies.detach().round() == 0
             chosen.append((rule.argmax(-1).masked_fill(null, -1), context_slot.argmax(-1).masked_fill(null, -1)))
@@ -320,8 +313,7 @@ class RoutingNPS(nn.Module):
     ):
         super().__init__()
         at_least_one(num_rules=num_rules, hidden_size=hidden_size)
-        if temperature <= 0:
-            raise ValueError(f"temperature is {temperature}; expected above 0")
+        above_zero(temperature=temperature)
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size
@@ -355,9 +347,7 @@ class RoutingNPS(nn.Module):
         hidden = self.routing(features.flatten(1))
         choice = {"rule": features.new_ones(len(features), 1)}
         for name, head in self.heads.items():
-            scores = head(hidden)
-            if name != "rule" and tokens.mask is not None:
-                scores = scores.masked_fill(~tokens.mask, torch.finfo(scores.dtype).min)
+            scores = head(hidden) if name == "rule" else hide(head(hidden), tokens.mask)
             choice[name] = hard_choice(scores, noise=self.training, temperature=self.temperature)
         primary, context = (choice[name][:, None] @ features for name in ("primary", "context"))
         change = _apply(self.mlps, primary, context, choice["rule"][:, None])

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention import Communication, join_heads, most, scores, split_heads, with_null
+from ..attention import Communication, join_heads, most, over_heads, scores, split_heads, with_null
 from ..core import State, Tokens, at_least_one, present
 from ..grouped import GroupedGRUCell, GroupedLinear, GroupedLSTMCell, gru_update, lstm_update
 
@@ -157,5 +157,4 @@ class RIMs(nn.Module):
 
         Attention is the mean over heads. What the input attention lacks to 1 went to the null token.
         """
-        explained = self._run(tokens, state)[2]
-        return {name: part.mean(1) if part.dim() == 4 else part for name, part in explained.items()}
+        return over_heads(self._run(tokens, state)[2])

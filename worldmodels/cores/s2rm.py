@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention import join_heads, spherical_kernel, split_heads
+from ..attention import join_heads, over_heads, spherical_kernel, split_heads
 from ..core import State, Tokens, at_least_one, present
 from ..grouped import GroupedGRUCell, GroupedLinear
 from .rmc import RelationalMemory, identity_rows
@@ -291,7 +291,7 @@ class S2GRU(_S2RM):
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """Attention times kernel: "input_attention" ``(B, M, N)`` and "communication" ``(B, M, M)``, means over heads."""
-        return {name: part.mean(1) for name, part in self._hear(tokens, state["hidden"])[2].items()}
+        return over_heads(self._hear(tokens, state["hidden"])[2])
 
 
 class S2RMC(_S2RM):
@@ -377,4 +377,4 @@ class S2RMC(_S2RM):
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """Attention times kernel: "input_attention" ``(B, M, N)`` and "communication" ``(B, M, M)``, means over heads."""
-        return {name: part.mean(1) for name, part in self._hear(tokens, self._messages(state["memory"]))[2].items()}
+        return over_heads(self._hear(tokens, self._messages(state["memory"]))[2])

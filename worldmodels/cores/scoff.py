@@ -31,12 +31,13 @@ from ..attention import (
     hard_choice,
     join_heads,
     most,
+    over_heads,
     over_slots,
     scores,
     split_heads,
     with_null,
 )
-from ..core import State, Tokens, at_least_one, present
+from ..core import State, Tokens, above_zero, at_least_one, present
 from ..grouped import gru_update, lstm_update
 from .nps import PNPS, SNPS
 
@@ -123,8 +124,7 @@ class SCOFF(nn.Module):
         at_least_one(slot_size=slot_size, num_schemata=num_schemata, schema_key_size=schema_key_size)
         at_least_one(num_heads=num_heads, key_size=key_size, num_iterations=num_iterations)
         at_least_one(comm_heads=comm_heads, comm_key_size=comm_key_size, comm_value_size=comm_value_size)
-        if temperature <= 0 or sharpness <= 0:
-            raise ValueError(f"temperature is {temperature} and sharpness {sharpness}; expected both above 0")
+        above_zero(temperature=temperature, sharpness=sharpness)
         if num_active is not None and not 1 <= num_active <= num_slots:
             raise ValueError(f"num_active is {num_active}; expected 1 to {num_slots}, the number of object files")
         self.token_size = token_size
@@ -259,5 +259,4 @@ class SCOFF(nn.Module):
         With ``num_active``, which files are "active" ``(B, K)``; with attention, "communication" ``(B, K, K)``; with rules
         what NPS explains: "rule", "primary" and "context".
         """
-        explained = self._run(tokens, state)[2]
-        return {name: part.mean(1) if part.dim() == 4 else part for name, part in explained.items()}
+        return over_heads(self._run(tokens, state)[2])

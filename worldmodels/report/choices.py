@@ -33,14 +33,13 @@ def trace(core: RecurrentCore, tokens: Tokens, state: State, starts: Tensor | No
     Returns:
         Every entry of ``explain`` with a leading axis of time, ``(T, B, ...)``; empty if the core chooses nothing.
     """
-    prepared = core.prepare(tokens)
-    T, B = tokens.features.shape[:2]
+    initial = core.initial_state(tokens.features.shape[1]) if starts is not None else {}
     steps = []
-    for t in range(T):
+    for t, tokens_t in enumerate(core.prepare(tokens).steps()):
         if starts is not None:
-            state = reset_where(starts[t], core.initial_state(B), state)
-        steps.append(core.explain(prepared.at(t), state))
-        _, state = core(prepared.at(t), state)
+            state = reset_where(starts[t], initial, state)
+        steps.append(core.explain(tokens_t, state))
+        _, state = core(tokens_t, state)
     return {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
 
 

@@ -30,7 +30,7 @@ def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
     figure = matplotlib.figure.Figure(figsize=(10, 3.6) if scored else (5.5, 3.6))
     axes = figure.subplots(1, 2 if scored else 1, squeeze=False)[0]
     for name, label, color in (("wm/loss_pos", "positive", COLORS[0]), ("wm/loss_neg", "negative", COLORS[1])):
-        axes[0].plot(*_series(metrics, name), label=label, color=color)
+        axes[0].plot(*series(metrics, name), label=label, color=color)
     axes[0].set(xlabel="gradient step", ylabel="loss", yscale="log", title="contrastive loss")
     axes[0].legend(frameon=False)
     if scored:
@@ -39,14 +39,15 @@ def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
             inside = kind.startswith("in_episode")
             label = f"{h} step{'s' * (h != '1')}{', in-episode' * inside}"
             axes[1].plot(
-                *_series(metrics, name), label=label, color=COLORS[i % 8], ls="--" if inside else "-", marker="."
+                *series(metrics, name), label=label, color=COLORS[i % 8], ls="--" if inside else "-", marker="."
             )
         axes[1].set(xlabel="gradient step", ylabel="H@1", ylim=(0, 1.02), title="held-out episodes")
         axes[1].legend(frameon=False, fontsize=8)
     return save(figure, path)
 
 
-def _series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
+def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """The steps at which a metric was written, and its values."""
     lines = [line for line in metrics if name in line]
     return [line["step"] for line in lines], [line[name] for line in lines]
 

@@ -8,12 +8,7 @@ import matplotlib.figure
 import numpy as np
 from torch import Tensor
 
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-
-
-def _save(figure: matplotlib.figure.Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    return path
+from .figures import COLORS, save, series
 
 
 def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
@@ -21,18 +16,15 @@ def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
     names = sorted({name for line in metrics for name in line if name.startswith("task/score/")})
     figure = matplotlib.figure.Figure(figsize=(10, 3.6) if names else (5.5, 3.6))
     axes = figure.subplots(1, 2 if names else 1, squeeze=False)[0]
-    trained = [line for line in metrics if "task/loss" in line]
-    axes[0].plot([line["step"] for line in trained], [line["task/loss"] for line in trained], color=_COLORS[0])
+    axes[0].plot(*series(metrics, "task/loss"), color=COLORS[0])
     axes[0].set(xlabel="gradient step", ylabel="loss", yscale="log", title="training")
     for i, name in enumerate(names):
-        scored = [line for line in metrics if name in line]
         label, ls = name.removeprefix("task/score/"), "-" if i < 4 else "--"
-        steps, values = [line["step"] for line in scored], [line[name] for line in scored]
-        axes[1].plot(steps, values, label=label, color=_COLORS[i % 4], ls=ls, marker=".")
+        axes[1].plot(*series(metrics, name), label=label, color=COLORS[i % 4], ls=ls, marker=".")
     if names:
         axes[1].set(xlabel="gradient step", title="test data")
         axes[1].legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def against(
@@ -42,22 +34,22 @@ def against(
     figure = matplotlib.figure.Figure(figsize=(5.5, 3.6))
     axis = figure.subplots()
     for i, (name, values) in enumerate(lines.items()):
-        axis.plot(x, values, label=name, color=_COLORS[i], ls="-" if i == 0 else "--", marker="o" if i == 0 else None)
+        axis.plot(x, values, label=name, color=COLORS[i], ls="-" if i == 0 else "--", marker="o" if i == 0 else None)
     axis.set(xlabel=x_label, ylabel=y_label, yscale="log" if log else "linear")
     axis.legend(frameon=False)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def running_sum(true: Tensor, said: Tensor, marked: Tensor, path: Path) -> Path:
     """What a model says on its way through a sequence, beside the sum so far; ``(T,)`` each."""
     figure = matplotlib.figure.Figure(figsize=(8, 3))
     axis = figure.subplots()
-    axis.step(range(len(true)), true, where="post", color=_COLORS[1], label="sum so far")
-    axis.plot(said, color=_COLORS[0], label="what the readout says")
-    axis.scatter(np.flatnonzero(marked), true[marked], s=18, color=_COLORS[1], label="marked number", zorder=3)
+    axis.step(range(len(true)), true, where="post", color=COLORS[1], label="sum so far")
+    axis.plot(said, color=COLORS[0], label="what the readout says")
+    axis.scatter(np.flatnonzero(marked), true[marked], s=18, color=COLORS[1], label="marked number", zorder=3)
     axis.set(xlabel="step")
     axis.legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def rule_table(operations: Sequence[str], uses: Sequence[Sequence[int]], path: Path) -> Path:
@@ -72,7 +64,7 @@ def rule_table(operations: Sequence[str], uses: Sequence[Sequence[int]], path: P
     axis.set_xticks(range(counts.shape[1]), [f"rule {r + 1}" for r in range(counts.shape[1])])
     axis.set_yticks(range(len(operations)), operations)
     axis.xaxis.tick_top()
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def story(lines: Sequence[str], where: Tensor, answers: Tensor, path: Path) -> Path:
@@ -91,17 +83,17 @@ def story(lines: Sequence[str], where: Tensor, answers: Tensor, path: Path) -> P
     text.text(0, 1, "\n".join(shown), va="top", family="monospace", fontsize=8)
     for agent in range(2):
         path_x, path_y = where[:, agent].float().T + 0.12 * (2 * agent - 1)
-        axis.plot(path_x, path_y, color=_COLORS[agent], marker=".", label=f"agent{agent + 1}, from circle to square")
-        axis.scatter(path_x[0], path_y[0], s=60, facecolors="none", edgecolors=_COLORS[agent])
-        axis.scatter(path_x[-1], path_y[-1], s=70, marker="s", color=_COLORS[agent])
+        axis.plot(path_x, path_y, color=COLORS[agent], marker=".", label=f"agent{agent + 1}, from circle to square")
+        axis.scatter(path_x[0], path_y[0], s=60, facecolors="none", edgecolors=COLORS[agent])
+        axis.scatter(path_x[-1], path_y[-1], s=70, marker="s", color=COLORS[agent])
         named = answers[-1, agent]
         if int(named.min()) > 0:
             axis.scatter(
-                *named, s=160, marker="x", color=_COLORS[agent], label=f"where the model says agent{agent + 1} is"
+                *named, s=160, marker="x", color=COLORS[agent], label=f"where the model says agent{agent + 1} is"
             )
     right = (answers == where[3:]).all(-1).float().mean()
     axis.set(xlim=(0.4, 10.6), ylim=(0.4, 10.6), xticks=range(1, 11), yticks=range(1, 11), aspect="equal")
     axis.set_title(f"asked after every statement from the fourth on: {100 * right:.0f} % right", fontsize=9)
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    return _save(figure, path)
+    return save(figure, path)
