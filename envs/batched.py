@@ -26,7 +26,7 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
     """Steps ``num_envs`` copies at once; observations, rewards and flags are tensors on ``device``.
 
     The autoreset mode is NEXT_STEP: the step after the end of an episode ignores its action, returns the first
-    observation of the next episode and reward 0.
+    observation of the next episode and reward 0. A copy can be restarted sooner by ``reset(options={"reset_mask": ...})``.
 
     A subclass sets ``single_observation_space`` and ``single_action_space`` before it calls this constructor, says in
     ``terminates`` whether an episode can end by itself, and writes ``_initial``, ``_transition``, ``_observe`` and
@@ -62,12 +62,13 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._state: State | None = None
+        self._steps = 0  # of the whole batch since it was seeded
         self._episode = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
 
     # What a subclass writes.
 
     def _initial(self, key: Tensor, options: dict[str, Any]) -> State:
-        """Start states drawn from one key per copy, ``(B,)``."""
+        """Start states drawn from one key for each copy that starts, ``(R,)``; with options that is all of them."""
         raise NotImplementedError
 
     def _transition(
@@ -99,15 +100,20 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
             seed: an integer (copy b draws from the stream (seed, b)), a list of one integer per copy (copy b draws
                 from the stream (seed[b], 0), like a single environment reset with that seed), or None to go on to the
                 next episode of the present streams.
-            options: start states set by hand; the environment's page names the keys.
+            options: start states set by hand; the environment's page names the keys. Or "reset_mask" ``(B,)`` bool:
+                only these copies start their next episode, whether or not the present one has ended.
 
         Returns:
             Observations and infos, every entry with leading axis B.
         """
-        options = options or {}
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
         unknown = sorted(set(options) - set(self.option_names))
         if unknown:
-            raise ValueError(f"unknown reset option {unknown[0]!r}; this environment takes {list(self.option_names)}")
+            names = ["reset_mask", *self.option_names]
+            raise ValueError(f"unknown reset option {unknown[0]!r}; this environment takes {names}")
+        if mask is not None:
+            return self._reset_some(mask, seed, options)
         if seed is not None or self._state is None:
             self._seed(seed)
         else:
@@ -117,33 +123,53 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
         self._state = self._initial(self._key(RESET), options)
         return self._observe(self._state), self._info(self._state, None)
 
+    def _reset_some(self, mask: Any, seed: Any, options: dict[str, Any]) -> tuple[Observation, dict[str, Any]]:
+        if self._state is None:
+            raise gym.error.ResetNeeded("some copies cannot be reset before all were; call reset without reset_mask first")
+        if seed is not None or options:
+            raise ValueError("reset_mask goes with no other option and no seed; reset all copies for those")
+        chosen = np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask)
+        if chosen.shape != (self.num_envs,) or chosen.dtype != bool:
+            raise ValueError(f"reset_mask is {chosen.dtype} {chosen.shape}; expected bool {(self.num_envs,)}")
+        self._restart(chosen)
+        self._ended = self._ended & ~chosen
+        return self._observe(self._state), self._info(self._state, None)
+
+    def _restart(self, chosen: np.ndarray) -> None:
+        """Put the chosen copies into the first state of their next episode."""
+        assert self._state is not None
+        rows = torch.from_numpy(np.flatnonzero(chosen)).to(self.device)
+        if len(rows):
+            self._episode = self._episode.index_add(0, rows, torch.ones_like(rows))
+            fresh = self._initial(self._key(RESET)[rows], {})
+            self._state = {name: value.index_copy(0, rows, fresh[name]) for name, value in self._state.items()}
+            self._elapsed[chosen] = 0
+
     def step(self, actions: Any) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Step every copy; copies whose episode ended at the last step start their next one instead."""
         if self._state is None:
             raise gym.error.ResetNeeded("step was called before reset; call reset first")
         actions = self._checked(actions)
+        self._steps += 1
         self._elapsed += 1
         elapsed = torch.from_numpy(self._elapsed).to(self.device)
-        state, rewards, terminated, events = self._transition(self._state, actions, self._key(elapsed))
+        self._state, rewards, terminated, events = self._transition(self._state, actions, self._key(elapsed))
         if self._ended.any():
-            restart = torch.from_numpy(self._ended).to(self.device)
-            self._episode = self._episode + restart
-            state = _where(restart, self._initial(self._key(RESET), {}), state)
-            events = _where(restart, {name: torch.zeros_like(value) for name, value in events.items()}, events)
-            rewards = rewards.masked_fill(restart, 0.0)
-            terminated = terminated & ~restart
-            self._elapsed[self._ended] = 0
-        self._state = state
+            self._restart(self._ended)
+            restarted = torch.from_numpy(self._ended).to(self.device)
+            events = {name: value * ~_like(restarted, value) for name, value in events.items()}
+            rewards = rewards.masked_fill(restarted, 0.0)
+            terminated = terminated & ~restarted
         truncated = np.zeros(self.num_envs, dtype=bool)
         if self.max_episode_steps is not None:
             truncated = self._elapsed >= self.max_episode_steps
         self._ended = truncated | terminated.cpu().numpy() if self.terminates else truncated
         return (
-            self._observe(state),
+            self._observe(self._state),
             rewards,
             terminated,
             torch.tensor(truncated, device=self.device),
-            self._info(state, events),
+            self._info(self._state, events),
         )
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]
@@ -152,7 +178,36 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
             return None
         return self._image(self._state).cpu().numpy()
 
+    def snapshot(self) -> dict[str, Tensor]:
+        """Everything the copies' future depends on besides the actions, as tensors by name; see ``restore``."""
+        if self._state is None:
+            raise gym.error.ResetNeeded("there is nothing to save before the first reset")
+        own = {"stream": self._stream, "episode": self._episode}
+        own |= {"elapsed": torch.from_numpy(self._elapsed), "ended": torch.from_numpy(self._ended)}
+        own["steps"] = torch.tensor(self._steps)
+        parts = own | {f"state/{name}": value for name, value in self._state.items()}
+        return {name: value.clone() for name, value in parts.items()}
+
+    def restore(self, snapshot: dict[str, Tensor]) -> Observation:
+        """Go on exactly where ``snapshot`` was taken, on an environment made with the same arguments.
+
+        Returns:
+            The observations of that moment.
+
+        Raises:
+            ValueError: taken of another number of copies.
+        """
+        if len(snapshot["episode"]) != self.num_envs:
+            raise ValueError(f"the snapshot has {len(snapshot['episode'])} copies, this environment {self.num_envs}")
+        self._stream, self._episode = snapshot["stream"].to(self.device), snapshot["episode"].to(self.device)
+        self._elapsed, self._ended = snapshot["elapsed"].numpy().copy(), snapshot["ended"].numpy().copy()
+        self._steps = int(snapshot["steps"])
+        state = {name: value.to(self.device) for name, value in snapshot.items() if name.startswith("state/")}
+        self._state = {name.removeprefix("state/"): value for name, value in state.items()}
+        return self._observe(self._state)
+
     def _seed(self, seed: int | list[int] | None) -> None:
+        self._steps = 0
         index = torch.arange(self.num_envs, device=self.device)
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -188,11 +243,9 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
         return actions.to(self.device)
 
 
-def _where(mask: Tensor, chosen: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: torch.where(mask.reshape(-1, *(1,) * (value.dim() - 1)), chosen[name], value)
-        for name, value in other.items()
-    }
+def _like(mask: Tensor, value: Tensor) -> Tensor:
+    """A mask of copies ``(B,)`` with as many axes as a value ``(B, ...)``."""
+    return mask.reshape(-1, *(1,) * (value.dim() - 1))
 
 
 class SingleEnv(gym.Env[Any, Any]):

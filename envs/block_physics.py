@@ -192,7 +192,7 @@ class BlockWorld(BatchedEnv):
         self._rows = torch.arange(num_envs, device=self.device)[:, None]
 
     def _initial(self, key: Tensor, options: dict[str, Any]) -> State:
-        B, K = self.num_envs, self.num_objects
+        B, K = len(key), self.num_objects
         cells = random.choice(random.fold(key, 0), GRID * GRID, K)
         positions = torch.stack([cells // GRID, cells % GRID], dim=-1)
         weights = self._draw_weights(random.fold(key, 1))
@@ -231,7 +231,7 @@ class BlockWorld(BatchedEnv):
     def _draw_weights(self, key: Tensor) -> Tensor:
         """(B, K) int64. Observed: K .. 1, object 0 the heaviest. Unobserved: K of 1 .. 9, rising. Fixed: 1 .. K."""
         K = self.num_objects
-        rising = torch.arange(1, K + 1, device=self.device).expand(self.num_envs, K)
+        rising = torch.arange(1, K + 1, device=self.device).expand(len(key), K)
         if not self.pushing or self.mode == "fixed_unobserved":
             return rising
         if self.mode == "observed":
@@ -242,7 +242,7 @@ class BlockWorld(BatchedEnv):
         """(B, K, 3) uint8. Observed: the darker the heavier. Unobserved: one colour a weight. Fixed: any colours."""
         K = self.num_objects
         if not self.pushing:
-            return self._set1[:K].expand(self.num_envs, K, 3)
+            return self._set1[:K].expand(len(key), K, 3)
         if self.mode == "unobserved":
             return self._set1[weights - 1]
         if self.mode == "fixed_unobserved":
@@ -302,7 +302,7 @@ class BlockWorld(BatchedEnv):
             start = torch.stack([place // GRID, place % GRID], dim=-1)
         else:
             acted = torch.arange(self.num_objects, device=self.device) == place[:, None]
-            start = positions[self._rows[:, 0], place]
+            start = positions[self._rows[: len(positions), 0], place]
         target = start + offset
         blocker = (positions == target[:, None]).all(-1) & ~acted  # (B, K)
         blocked = blocker.any(-1)
