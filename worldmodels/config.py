@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
+import torch
 from hydra.core.config_store import ConfigStore
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from hydra.utils import get_class
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from .core import RecurrentCore, Tokens, unroll
 from .cores import CORES
 from .encoders import ENCODERS
 from .errors import UserError, nearest
@@ -112,14 +114,14 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     for name, entry in offered("cores", CORES).items():
-        node = {"num_slots": None, "slot_size": None, **_constructor(entry["_target_"]), **entry}
+        node = {"num_slots": None, "slot_size": None, **constructor_options(entry["_target_"]), **entry}
         store.store(group="core", name=name, node=node)
     for name, entry in offered("encoders", ENCODERS).items():
-        node = {"num_slots": 5, "slot_size": 4, **_constructor(entry["_target_"]), **entry}
+        node = {"num_slots": 5, "slot_size": 4, **constructor_options(entry["_target_"]), **entry}
         store.store(group="encoder", name=name, node=node)
     store.store(group="task", name="none", node={})
     for name, entry in TASKS.items():
-        store.store(group="task", name=name, node={**_constructor(entry["_target_"]), **entry})
+        store.store(group="task", name=name, node={**constructor_options(entry["_target_"]), **entry})
     for group, sizes in (
         ("core", {"num_slots": None, "slot_size": None}),
         ("encoder", {"num_slots": 5, "slot_size": 4}),
@@ -130,7 +132,8 @@ def register() -> None:
     store.store(group="objective", name="contrastive", node=objective)
 
 
-def _constructor(path: str) -> dict[str, Any]:
+def constructor_options(path: str) -> dict[str, Any]:
+    """The options of the class a path names; none if it cannot be imported."""
     try:
         return options_of(get_class(path))
     except (ImportError, ValueError, TypeError, AttributeError):
@@ -166,6 +169,27 @@ def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any
         return target(*sizes, **options)
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
         raise UserError(f"{what} {target.__name__}: {str(error).splitlines()[0]}") from error
+
+
+def build_core(
+    config: Mapping[str, Any], token_size: int, num_slots: int, slot_size: int, num_tokens: int
+) -> RecurrentCore:
+    """A core for so many tokens, tried on two steps of zeros, so that what cannot work is refused before training.
+
+    Raises:
+        UserError: naming what the core said.
+    """
+    if config.get("num_tokens", None) not in (None, num_tokens):
+        raise UserError(f"core.num_tokens={config['num_tokens']}, but a step has {num_tokens} tokens; leave it out")
+    more = {"num_tokens": num_tokens} if "num_tokens" in config else {}
+    core: RecurrentCore = build("core", config, token_size, num_slots, slot_size, **more)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            unroll(core, Tokens(torch.zeros(2, 1, num_tokens, token_size)), core.initial_state(1))
+    except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
+        line = (str(error) or repr(error)).splitlines()[0]
+        raise UserError(f"core {type(core).__name__} cannot take a step of {num_tokens} tokens: {line}") from error
+    return core
 
 
 def user_error(error: BaseException) -> UserError | None:

@@ -5,6 +5,7 @@ Axes: ``B`` batch, ``T`` time, ``K`` slots, ``N`` tokens, ``D`` slot size, ``F``
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -117,6 +118,50 @@ def reset_where(starts: Bool[Tensor, " B"], initial: State, state: State) -> Sta
     }
 
 
+class Pieces(NamedTuple):
+    """A batch of sequences ``(T, B)`` cut where episodes begin, so that a loop over time needs no resets.
+
+    Pieces are sorted by length, the longest first, and laid one step after another: first the first steps of all S pieces, then
+    the second steps of those that have one, and so on (as in ``torch.nn.utils.rnn.PackedSequence``).
+    """
+
+    sizes: list[int]  # how many pieces have a k-th step; the first entry is S
+    index: Tensor  # (T B,), where in the flattened (T, B) each step of a piece comes from
+    env: Tensor  # (S,), which sequence a piece was cut from
+    fresh: Tensor  # (S,) bool, whether it begins with an episode
+    last: Tensor  # (B,), the last piece of each sequence
+
+
+def cut(starts: Bool[Tensor, "T B"]) -> Pieces:
+    """Cut sequences where episodes begin; this looks at ``starts`` on the host, once."""
+    given = starts.cpu().numpy()
+    T, B = given.shape
+    begins = given.copy()
+    begins[0] = True
+    env, time = np.nonzero(begins.T)
+    final = np.append(env[1:] != env[:-1], True)  # the last piece of a sequence
+    length = np.where(final, T, np.append(time[1:], T)) - time
+    order = np.argsort(-length, kind="stable")
+    env, time, length, final = env[order], time[order], length[order], final[order]
+    sizes = len(length) - np.searchsorted(length[::-1], np.arange(length[0]), side="right")
+    step = np.repeat(np.arange(length[0]), sizes)
+    piece = np.arange(len(step)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    last = np.empty(B, dtype=np.int64)
+    last[env[final]] = np.flatnonzero(final)
+    index, env_, fresh, last_ = (
+        torch.from_numpy(part).to(starts.device)
+        for part in ((time[piece] + step) * B + env[piece], env, given[time, env], last)
+    )
+    return Pieces(sizes.tolist(), index, env_, fresh, last_)
+
+
+def last_steps(sizes: list[int], device: torch.device) -> Tensor:
+    """Where the last step of each piece lies among steps laid one after another, ``(S,)``; for cores' ``sequence``."""
+    each = np.array(sizes)
+    length = len(each) - np.searchsorted(each[::-1], np.arange(each[0]), side="right")  # of each piece
+    return torch.from_numpy((np.cumsum(each) - each)[length - 1] + np.arange(each[0])).to(device)
+
+
 def unroll(
     core: RecurrentCore,
     tokens: Tokens,
@@ -124,6 +169,10 @@ def unroll(
     starts: Bool[Tensor, "T B"] | None = None,
 ) -> tuple[Float[Tensor, "T B K D"], State]:
     """Run a core over a sequence: the one loop of training, evaluation and policies.
+
+    Where episodes begin inside, sequences are cut there and the pieces run side by side; the loop is as long as the longest.
+    A core may have a method ``sequence(prepared, sizes, state)`` that runs pieces faster than step by step, see
+    ``cores/lstm.py``.
 
     Args:
         core: the core.
@@ -136,12 +185,35 @@ def unroll(
         The slots of every step ``(T, B, K, D)`` and the last state.
     """
     tokens = core.prepare(tokens)
-    B = tokens.features.shape[1]
-    initial = core.initial_state(B) if starts is not None else {}
-    slots = []
-    for t, tokens_t in enumerate(tokens.steps()):
+    T, B = tokens.features.shape[:2]
+    if starts is None or T == 1:
         if starts is not None:
-            state = reset_where(starts[t], initial, state)
-        slots_t, state = core(tokens_t, state)
+            state = reset_where(starts[0], core.initial_state(B), state)
+        flat = Tokens(*(None if part is None else part.flatten(0, 1) for part in tokens))
+        slots, state = _run(core, flat, [B] * T, state)
+        return slots.unflatten(0, (T, B)), state
+    pieces = cut(starts)
+    flat = Tokens(*(None if part is None else part.flatten(0, 1)[pieces.index] for part in tokens))
+    given = {name: leaf[pieces.env] for name, leaf in state.items()}
+    given = reset_where(pieces.fresh, core.initial_state(len(pieces.env)), given)
+    slots, state = _run(core, flat, pieces.sizes, given)
+    whole = torch.empty_like(slots).index_copy(0, pieces.index, slots)
+    return whole.unflatten(0, (T, B)), {name: leaf[pieces.last] for name, leaf in state.items()}
+
+
+def _run(core: RecurrentCore, tokens: Tokens, sizes: list[int], state: State) -> tuple[Tensor, State]:
+    """Run pieces laid one step after another, ``(sum of sizes, ...)``: slots in the same order, the state each piece ends in."""
+    sequence = getattr(core, "sequence", None)
+    mixed = any(leaf.dtype != tokens.features.dtype for leaf in state.values())  # precision, which single steps promote
+    if sequence is not None and not mixed:
+        return sequence(tokens, sizes, state)
+    parts = [[None] * len(sizes) if part is None else part.split(sizes) for part in tokens]
+    slots, ended = [], []
+    for step, tokens_t in enumerate(zip(*parts, strict=True)):
+        slots_t, state = core(Tokens(*tokens_t), state)
         slots.append(slots_t)
-    return torch.stack(slots), state
+        going_on = sizes[step + 1] if step + 1 < len(sizes) else 0
+        if going_on < sizes[step]:
+            ended.append({name: leaf[going_on:] for name, leaf in state.items()})
+            state = {name: leaf[:going_on] for name, leaf in state.items()}
+    return torch.cat(slots), {name: torch.cat([part[name] for part in reversed(ended)]) for name in state}

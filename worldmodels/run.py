@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from yaml import YAMLError
 
 from . import checkpoints
-from .config import TrainConfig, build, plain
-from .core import RecurrentCore, Tokens, unroll
+from .config import TrainConfig, build, build_core, plain
 from .data.collect import collect, resized
 from .data.episodes import Episodes
 from .errors import UserError
@@ -46,29 +45,8 @@ def build_model(config: Mapping[str, Any], observation_shape: tuple[int, ...], a
     token_size = slot_size + attached_size(action, action_to, num_slots)
     core_slots = core_config.pop("num_slots", None) or num_slots
     core_slot_size = core_config.pop("slot_size", None) or slot_size
-    core = _build_core(core_config, token_size, core_slots, core_slot_size, num_slots)
+    core = build_core(core_config, token_size, core_slots, core_slot_size, num_slots)
     return WorldModel(encoder, core, action=action, action_to=action_to, memory=config["memory"])
-
-
-def _build_core(
-    config: Mapping[str, Any], token_size: int, num_slots: int, slot_size: int, num_tokens: int
-) -> RecurrentCore:
-    """A core for so many tokens, tried on two steps of zeros, so that what cannot work is refused before training.
-
-    Raises:
-        UserError: naming what the core said.
-    """
-    if config.get("num_tokens", None) not in (None, num_tokens):
-        raise UserError(f"core.num_tokens={config['num_tokens']}, but a step has {num_tokens} tokens; leave it out")
-    more = {"num_tokens": num_tokens} if "num_tokens" in config else {}
-    core: RecurrentCore = build("core", config, token_size, num_slots, slot_size, **more)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            unroll(core, Tokens(torch.zeros(2, 1, num_tokens, token_size)), core.initial_state(1))
-    except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
-        line = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"core {type(core).__name__} cannot take a step of {num_tokens} tokens: {line}") from error
-    return core
 
 
 def build_task(config: Mapping[str, Any]) -> tuple[Task, nn.Module]:
@@ -81,7 +59,7 @@ def build_task(config: Mapping[str, Any]) -> tuple[Task, nn.Module]:
     core_config = dict(config["core"])
     num_slots = core_config.pop("num_slots", None) or task.num_slots
     slot_size = core_config.pop("slot_size", None) or task.slot_size
-    return task, task.model(_build_core(core_config, task.token_size, num_slots, slot_size, task.num_tokens))
+    return task, task.model(build_core(core_config, task.token_size, num_slots, slot_size, task.num_tokens))
 
 
 def split(config: Mapping[str, Any], which: str, *, quiet: bool = False) -> Episodes:

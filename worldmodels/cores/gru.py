@@ -1,11 +1,57 @@
 """The recurrent baseline without structure: one GRU for all slots at once (Cho et al. 2014, as ``nn.GRU``)."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core import State, Tokens, present
+from ..core import State, Tokens, last_steps, present
 from ..grouped import gru_update
+
+
+class _Sequence(torch.autograd.Function):
+    """All steps of the GRU, and all of them back again; for why see ``cores/lstm.py``."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, hidden: Tensor, sizes: list[int]
+    ) -> Tensor:
+        N, D = len(inputs), weight.shape[1]
+        before, after = inputs.new_empty(2, N, D).unbind(0)
+        recurrent = torch.empty_like(inputs)
+        start = 0
+        for size in sizes:
+            at = slice(start, start + size)
+            before[at] = hidden[:size]
+            torch.addmm(bias, before[at], weight.t(), out=recurrent[at])
+            after[at] = hidden = gru_update(inputs[at], recurrent[at], before[at])
+            start += size
+        ctx.save_for_backward(inputs, recurrent, weight, before)
+        ctx.sizes = sizes
+        return after
+
+    @staticmethod
+    def backward(ctx: Any, grad_after: Tensor) -> Any:  # type: ignore[override]
+        inputs, recurrent, weight, before = ctx.saved_tensors
+        N, D = before.shape
+        r, u = torch.sigmoid(inputs[:, : 2 * D] + recurrent[:, : 2 * D]).split(D, dim=-1)
+        n = torch.tanh(inputs[:, 2 * D :] + r * recurrent[:, 2 * D :])
+        to_n = (1 - u) * (1 - n * n)  # from h' to what the tanh is taken of
+        to_r = to_n * recurrent[:, 2 * D :] * r * (1 - r)
+        factors = torch.stack([to_r, (before - n) * u * (1 - u), to_n * r], 1)
+        grads, grads_after = torch.empty_like(factors), torch.empty_like(grad_after)
+        grad = before.new_zeros(ctx.sizes[0], D)
+        end = N
+        for size in reversed(ctx.sizes):
+            at = slice(end - size, end)
+            now = torch.add(grad[:size], grad_after[at], out=grads_after[at])
+            torch.mul(factors[at], now[:, None], out=grads[at])
+            torch.addmm(now * u[at], grads[at].view(size, 3 * D), weight, out=grad[:size])
+            end -= size
+        flat = grads.view(N, 3 * D)
+        grad_inputs = torch.cat([grads[:, :2].flatten(1), grads_after * to_n], dim=-1)
+        return grad_inputs, flat.t() @ before, flat.sum(0), grad, None
 
 
 class GRU(nn.Module):
@@ -47,6 +93,13 @@ class GRU(nn.Module):
         recurrent = F.linear(hidden, self.hidden_weight, self.hidden_bias)
         hidden = gru_update(tokens.features.squeeze(1), recurrent, hidden)
         return hidden.unflatten(1, (self.num_slots, self.slot_size)), {"hidden": hidden}
+
+    def sequence(self, tokens: Tokens, sizes: list[int], state: State) -> tuple[Tensor, State]:
+        """What ``unroll`` does step by step, for all steps at once, see ``cores/lstm.py``; equal but for rounding."""
+        inputs = tokens.features.squeeze(1)
+        hidden = _Sequence.apply(inputs, self.hidden_weight, self.hidden_bias, state["hidden"], sizes)
+        slots = hidden.unflatten(-1, (self.num_slots, self.slot_size))
+        return slots, {"hidden": hidden[last_steps(sizes, inputs.device)]}
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """Nothing: it chooses nothing."""

@@ -1,0 +1,397 @@
+"""Proximal policy optimisation (Schulman et al. 2017) with one of our cores as the memory, as an SB3 algorithm."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import FloatSchedule, explained_variance, obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor, nn
+
+from ..core import State
+from .policy import RecurrentCnnPolicy, RecurrentMultiInputPolicy, RecurrentPolicy
+from .rollout import Minibatch, Rollout, advantages, each
+from .vector import Step, VectorEnvAdapter
+
+Self = TypeVar("Self", bound="RecurrentPPO")
+
+
+class RecurrentPPO(OnPolicyAlgorithm):
+    """PPO for policies that remember.
+
+    ``L = E[-min(r A, clip(r, 1 - eps, 1 + eps) A)] + c_v E[(V - R)^2] - c_e E[H]``, ``r = pi(a|s) / pi_old(a|s)`` (Schulman
+    et al. 2017, equations 7 and 9).
+
+    A minibatch is made of whole sequences, run by the core in one go. The state is kept where a sequence starts; gradients
+    end there. An episode's first step begins with the core's initial state, which is trained like everything else.
+
+    Args:
+        policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``RecurrentPolicy``.
+        env: what SB3 takes (a Gymnasium environment, its id, a ``VecEnv``), or a ``gymnasium.vector.VectorEnv`` in any
+            autoreset mode. Our batched environments never leave their device; there callbacks see tensors in ``locals`` and no
+            infos, and episode statistics come once a rollout.
+        core: a name of ``worldmodels cores``, or the path of a class; gnn, snps, pnps, routing and mlp have no memory.
+        core_kwargs: ``num_slots``, ``slot_size`` and options of the core, see ``RecurrentPolicy``.
+        learning_rate: of Adam; a number or a function of the share of training that is left.
+        n_steps: steps of every environment between two updates.
+        batch_size: steps of a minibatch, a multiple of ``sequence_length``.
+        n_epochs: passes over a rollout.
+        gamma: discount.
+        gae_lambda: of the advantages.
+        clip_range: eps; a number or a function as above.
+        clip_range_vf: how far a value may move from the old one; None for no limit.
+        normalize_advantage: mean 0 and standard deviation 1 in every minibatch.
+        ent_coef: c_e.
+        vf_coef: c_v.
+        max_grad_norm: largest norm of the gradient.
+        target_kl: stop an update when the policy has moved 1.5 times as far; None for no limit.
+        critic: "shared" core or one of its "own".
+        sequence_length: steps through which gradients flow, a divisor of ``n_steps``; None for all of them.
+        stats_window_size: episodes over which logged returns are averaged.
+        tensorboard_log: folder of TensorBoard events, or None.
+        policy_kwargs: of the policy, as in SB3.
+        verbose: 0 silent, 1 tables.
+        seed: of everything random.
+        device: "auto", "cpu", "cuda".
+
+    Raises:
+        ValueError: sizes that do not fit together.
+    """
+
+    policy: RecurrentPolicy  # type: ignore[assignment]
+    rollout_buffer: Rollout  # type: ignore[assignment]
+    policy_aliases: ClassVar[dict[str, type]] = {
+        "MlpPolicy": RecurrentPolicy,
+        "CnnPolicy": RecurrentCnnPolicy,
+        "MultiInputPolicy": RecurrentMultiInputPolicy,
+    }
+
+    def __init__(
+        self,
+        policy: str | type[RecurrentPolicy],
+        env: Any,
+        core: str = "lstm",
+        core_kwargs: Mapping[str, Any] | None = None,
+        learning_rate: Any = 3e-4,
+        n_steps: int = 128,
+        batch_size: int = 128,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: Any = 0.2,
+        clip_range_vf: Any = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        target_kl: float | None = None,
+        critic: str = "shared",
+        sequence_length: int | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+    ):
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=False,
+            sde_sample_freq=-1,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=False,
+            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+        )
+        self.core, self.core_kwargs, self.critic = core, dict(core_kwargs or {}), critic
+        self.batch_size, self.n_epochs, self.sequence_length = batch_size, n_epochs, sequence_length
+        self.clip_range, self.clip_range_vf = clip_range, clip_range_vf
+        self.normalize_advantage, self.target_kl = normalize_advantage, target_kl
+        if _init_setup_model:
+            self._setup_model()
+
+    @staticmethod
+    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        if isinstance(env, VectorEnv):
+            return VectorEnvAdapter(env)
+        return BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+
+    def _setup_model(self) -> None:
+        L = self.sequence_length or self.n_steps
+        if self.n_steps % L:
+            raise ValueError(f"sequence_length is {L}; it must divide n_steps, {self.n_steps}")
+        if self.batch_size % L or not L <= self.batch_size <= self.n_steps * self.n_envs:
+            raise ValueError(
+                f"batch_size is {self.batch_size}; a minibatch is whole sequences of {L} steps, so give a multiple of {L} up to "
+                f"n_steps x environments = {self.n_steps * self.n_envs}"
+            )
+        if self.n_steps * self.n_envs % self.batch_size:
+            warnings.warn(
+                f"a rollout has {self.n_steps * self.n_envs} steps, no multiple of batch_size={self.batch_size}: its last "
+                "minibatch will be smaller",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        self.policy = self.policy_class(  # type: ignore[assignment]
+            self.observation_space,
+            self.action_space,
+            self.lr_schedule,
+            core=self.core,
+            core_kwargs=self.core_kwargs,
+            critic=self.critic,
+            **self.policy_kwargs,
+        ).to(self.device)
+        self.rollout_buffer = Rollout(
+            self.n_steps, self.n_envs, L, self.observation_space, self.action_space, torch.device(self.device)
+        )
+        self.clip_range = FloatSchedule(self.clip_range)
+        if self.clip_range_vf is not None:
+            self.clip_range_vf = FloatSchedule(self.clip_range_vf)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_state", "_empty", "_returns", "_lengths"]
+
+    def _setup_learn(  # type: ignore[override]
+        self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
+    ) -> tuple[int, BaseCallback]:
+        fresh = reset_num_timesteps or self._last_obs is None
+        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
+        if fresh:  # SB3 has reset the environments
+            with torch.no_grad():
+                self._state = {name: leaf.clone() for name, leaf in self.policy.initial_state(self.n_envs).items()}
+            self._last_episode_starts = torch.ones(self.n_envs, dtype=torch.bool, device=self.device)  # type: ignore[assignment]
+            self._empty = torch.zeros(self.n_envs, dtype=torch.bool, device=self.device)
+            self._returns, self._lengths = np.zeros(self.n_envs), np.zeros(self.n_envs, dtype=int)
+        return result
+
+    def learn(  # type: ignore[override]
+        self: Self,
+        total_timesteps: int,
+        callback: Any = None,
+        log_interval: int = 1,
+        tb_log_name: str = "RecurrentPPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train for so many steps of all environments together; arguments as in SB3."""
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
+    @torch.no_grad()
+    def collect_rollouts(  # type: ignore[override]
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int
+    ) -> bool:
+        """Fill the rollout; returns False if a callback stops training."""
+        buffer, starts, empty, state = rollout_buffer, self._last_episode_starts, self._empty, self._state
+        buffer.states.clear()
+        self.policy.set_training_mode(False)
+        callback.on_rollout_start()
+        new_obs = each(self._to_device, self._last_obs)
+        cut: list[tuple[int, Tensor, Tensor]] = []  # step, rows, and values of last observations that were restarted at once
+        for t in range(n_rollout_steps):
+            if t % buffer.sequence_length == 0:
+                buffer.states.append(state)
+            _put(buffer.observations, t, new_obs)
+            buffer.starts[t], buffer.valid[t] = starts, ~empty
+            actions, values, log_probs, state = self.policy.act(new_obs, state, starts)
+            buffer.actions[t], buffer.values[t], buffer.log_probs[t] = actions, values, log_probs
+            clipped_actions = self.policy.bounded(actions)
+            if isinstance(env, VectorEnvAdapter):
+                step, infos = env.advance(clipped_actions), []
+            else:
+                step, infos = _sb3_step(env, clipped_actions)
+            step = Step(*(None if part is None else _on(part, self.device) for part in step))
+            self.num_timesteps += env.num_envs
+            new_obs, rewards, dones = step.observations, step.rewards, step.terminated | step.truncated
+            buffer.rewards[t], buffer.terminated[t], buffer.truncated[t] = rewards, step.terminated, step.truncated
+            if step.success is not None:
+                buffer.success[t] = step.success
+            callback.update_locals(locals())
+            if not callback.on_step():
+                self._last_obs, self._last_episode_starts, self._empty, self._state = new_obs, starts, empty, state  # type: ignore[assignment]
+                return False
+            if infos:
+                self._update_info_buffer(infos, dones.cpu().numpy())
+            if step.final is not None:
+                rows, last = step.final
+                kept = {name: leaf[rows] for name, leaf in state.items()}
+                cut.append((t, rows, self.policy.value(last, kept, torch.zeros_like(rows, dtype=torch.bool))))
+            starts, empty = step.starts, step.empty
+        buffer.next_values[:-1] = buffer.values[1:]
+        buffer.next_values[-1] = self.policy.value(new_obs, state, starts)
+        for t, rows, values in cut:
+            buffer.next_values[t, rows] = values
+        buffer.advantages = advantages(
+            buffer.rewards,
+            buffer.values,
+            buffer.next_values,
+            buffer.terminated,
+            buffer.truncated,
+            self.gamma,
+            self.gae_lambda,
+        )
+        self._last_obs, self._last_episode_starts, self._empty, self._state = new_obs, starts, empty, state  # type: ignore[assignment]
+        if isinstance(env, VectorEnvAdapter):
+            self._count_episodes(buffer, told=step.success is not None)
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return True
+
+    def _to_device(self, part: Any) -> Tensor:
+        return part.to(self.device) if isinstance(part, Tensor) else obs_as_tensor(part, self.device)  # type: ignore[return-value]
+
+    def _count_episodes(self, buffer: Rollout, *, told: bool) -> None:
+        """Returns and lengths of the episodes that ended in this rollout, for the log; one transfer from the device."""
+        assert self.ep_info_buffer is not None and self.ep_success_buffer is not None
+        ended = (buffer.terminated | buffer.truncated).cpu().numpy()
+        rewards, valid, success = (part.cpu().numpy() for part in (buffer.rewards, buffer.valid, buffer.success))
+        for t in range(len(ended)):
+            self._returns += rewards[t] * valid[t]
+            self._lengths += valid[t]
+            for row in np.flatnonzero(ended[t]):
+                self.ep_info_buffer.append({"r": float(self._returns[row]), "l": int(self._lengths[row])})
+                if told:
+                    self.ep_success_buffer.append(bool(success[t, row]))
+            self._returns[ended[t]], self._lengths[ended[t]] = 0.0, 0
+
+    def train(self) -> None:
+        """Update the policy with the rollout."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        clip_range = self.clip_range(self._current_progress_remaining)
+        clip_range_vf = None if self.clip_range_vf is None else self.clip_range_vf(self._current_progress_remaining)
+        measured = []
+        for epoch in range(self.n_epochs):
+            near = True
+            for batch in self.rollout_buffer.minibatches(self.batch_size):
+                loss, values = self._loss(batch, clip_range, clip_range_vf)
+                measured.append(torch.stack(list(values.values())))
+                near = self.target_kl is None or float(values["approx_kl"]) <= 1.5 * self.target_kl
+                if not near:
+                    break
+                self.policy.optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+                self.policy.optimizer.step()
+            self._n_updates += 1
+            if not near:
+                if self.verbose >= 1:
+                    print(f"update stopped after {epoch + 1} epochs: the policy moved further than target_kl")
+                break
+        self._log_update(dict(zip(values, torch.stack(measured).mean(0).tolist(), strict=True)), clip_range, clip_range_vf)
+
+    def _loss(self, batch: Minibatch, clip_range: float, clip_range_vf: float | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """PPO's loss of a minibatch, and what is logged of it; steps that are not valid count nowhere."""
+        count = batch.valid.sum()
+
+        def mean(x: Tensor) -> Tensor:
+            return (x * batch.valid).sum() / count
+
+        values, log_probs, entropy = self.policy.evaluate_sequences(
+            batch.observations, batch.actions, batch.state, batch.starts
+        )
+        advantage = batch.advantages
+        if self.normalize_advantage:
+            centred = advantage - mean(advantage)
+            deviation = ((centred.square() * batch.valid).sum() / (count - 1)).sqrt()
+            advantage = centred / (deviation + 1e-8)
+        log_ratio = log_probs - batch.log_probs
+        ratio = log_ratio.exp()
+        policy_loss = -mean(torch.min(advantage * ratio, advantage * ratio.clamp(1 - clip_range, 1 + clip_range)))
+        if clip_range_vf is not None:
+            values = batch.values + (values - batch.values).clamp(-clip_range_vf, clip_range_vf)
+        value_loss = mean((batch.returns - values).square())
+        entropy_loss = -mean(-log_probs if entropy is None else entropy)
+        loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
+        with torch.no_grad():
+            told = {
+                "loss": loss,
+                "policy_gradient_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy_loss": entropy_loss,
+                "approx_kl": mean((ratio - 1) - log_ratio),
+                "clip_fraction": mean(((ratio - 1).abs() > clip_range).float()),
+            }
+        return loss, {name: value.detach() for name, value in told.items()}
+
+    def _log_update(self, values: Mapping[str, float], clip_range: float, clip_range_vf: float | None) -> None:
+        for name, value in values.items():
+            self.logger.record(f"train/{name}", value)
+        buffer = self.rollout_buffer
+        valid = buffer.valid
+        variance = explained_variance(buffer.values[valid].cpu().numpy(), buffer.returns[valid].cpu().numpy())
+        self.logger.record("train/explained_variance", float(variance))
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", self.policy.log_std.exp().mean().item())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/clip_range", clip_range)
+        if clip_range_vf is not None:
+            self.logger.record("train/clip_range_vf", clip_range_vf)
+
+    def predict(  # type: ignore[override]
+        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, dict[str, Any]]:
+        """The policy's ``predict``: the action for an observation, and the state to hand in with the next one."""
+        return self.policy.predict(observation, state, episode_start, deterministic)
+
+    def initial_state(self, batch_size: int) -> State:
+        """The policy's state at the start of an episode."""
+        return self.policy.initial_state(batch_size)
+
+
+def _on(part: Any, device: Any) -> Any:
+    """A part of a step on a device."""
+    if isinstance(part, tuple):
+        return tuple(_on(one, device) for one in part)
+    return each(lambda tensor: tensor.to(device), part)
+
+
+def _put(room: Any, t: int, observation: Any) -> None:
+    """Write observations into the rollout at a step."""
+    if isinstance(room, dict):
+        for name, part in room.items():
+            part[t] = observation[name]
+    else:
+        room[t] = observation
+
+
+def _sb3_step(env: VecEnv, actions: Tensor) -> tuple[Step, list[dict[str, Any]]]:
+    """A step of an SB3 ``VecEnv``, which starts the next episode in the step that ends one."""
+    observations, rewards, dones, infos = env.step(actions.cpu().numpy())
+    truncated = np.array([done and info.get("TimeLimit.truncated", False) for done, info in zip(dones, infos, strict=True)])
+    ended = torch.as_tensor(dones)
+    cut = torch.as_tensor(truncated, dtype=torch.bool)
+    final = None
+    rows = cut.nonzero()[:, 0]
+    if len(rows):
+        last = [infos[row]["terminal_observation"] for row in rows.tolist()]
+        stacked: Any = (
+            {name: np.stack([one[name] for one in last]) for name in last[0]}
+            if isinstance(last[0], dict)
+            else np.stack(last)
+        )
+        final = (rows, each(torch.as_tensor, stacked))
+    seen = each(torch.as_tensor, observations)
+    never = torch.zeros_like(ended)
+    return Step(seen, torch.as_tensor(rewards).float(), ended & ~cut, cut, ended, never, None, final), infos
