@@ -1,0 +1,193 @@
+"""Observations to what a policy's core reads: features extractors, which plain Stable-Baselines3 takes as well.
+
+An extractor that says ``token_shape = (N, F)`` gives N tokens of F side by side, ``features_dim = N F``.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import Tensor, nn
+
+from ..config import build, constructor_options, offered
+from ..core import Tokens, unroll
+from ..cores.gru import GRU
+from ..encoders import ENCODERS, Encoder
+
+INSTRUCTIONS = ("film", "token")
+
+
+class FiLM(nn.Module):
+    """A residual block of two convolutions, scaled and shifted by an instruction (Perez et al. 2018, equation 2).
+
+    ``y = x + relu((1 + gamma(i)) * conv(relu(conv(x))) + beta(i))``.
+
+    Args:
+        channels: of the picture.
+        instruction_size: of the instruction.
+    """
+
+    def __init__(self, channels: int, instruction_size: int):
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        self.modulation = nn.Linear(instruction_size, 2 * channels)
+
+    def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
+        """``(B, C, H, W)`` and ``(B, I)`` to ``(B, C, H, W)``."""
+        gamma, beta = self.modulation(instruction)[..., None, None].chunk(2, dim=1)
+        return x + F.relu((1 + gamma) * self.second(F.relu(self.first(x))) + beta)
+
+
+class BabyAIFeatures(BaseFeaturesExtractor):
+    """Pictures of a MiniGrid view and the mission: a convolution a tile, two more, and a GRU for the words.
+
+    The sizes follow BabyAI's pixel agent (Chevalier-Boisvert et al. 2019, and Hui et al. 2020 for the convolution of one tile):
+    each tile of 8 x 8 pixels becomes one cell of 128 channels, two blocks follow, the largest value over the view goes out.
+
+    Departures: BabyAI normalises over the batch; we do not, because in PPO the policy that acts and the one that is trained
+    must agree.
+
+    Args:
+        observation_space: dict of "image", ``(3, H, W)`` uint8 with H and W multiples of 8, and "mission", words as
+            ``MultiDiscrete``.
+        features_dim: size of a token.
+        channels: of the convolutions.
+        words: size of a word's embedding, and of the GRU.
+        instruction: "film": the mission scales and shifts the channels of two FiLM blocks, one token goes out;
+            "token": the blocks do not know the mission, which goes out as a token of its own.
+
+    Raises:
+        ValueError: another observation space.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Dict,
+        features_dim: int = 128,
+        *,
+        channels: int = 64,
+        words: int = 32,
+        instruction: str = "film",
+    ):
+        if instruction not in INSTRUCTIONS:
+            raise ValueError(f"instruction is {instruction!r}; expected one of {', '.join(INSTRUCTIONS)}")
+        image = observation_space["image"] if isinstance(observation_space, spaces.Dict) else None
+        mission = observation_space.spaces.get("mission") if isinstance(observation_space, spaces.Dict) else None
+        if image is None or image.shape is None or not isinstance(mission, spaces.MultiDiscrete):
+            raise ValueError(f"observations are {observation_space}; expected a dict of a picture and a mission of words")
+        if image.shape[1] % 8 or image.shape[2] % 8:
+            raise ValueError(f"pictures are {image.shape}; expected tiles of 8 x 8 pixels")
+        N = 1 if instruction == "film" else 2
+        super().__init__(observation_space, N * features_dim)
+        self.token_shape = (N, features_dim)
+        self.instruction = instruction
+        self.length, vocabulary = len(mission.nvec), int(mission.nvec[0])
+        self.embedding = nn.Linear(vocabulary, words, bias=False)  # SB3 hands words on as one-hot vectors
+        self.reader = GRU(words, 1, words)  # not nn.GRU, which on a GPU refuses to be trained in evaluation mode
+        self.tiles = nn.Conv2d(image.shape[0], channels, 8, stride=8)
+        instruction_size = words if instruction == "film" else 1
+        self.blocks = nn.ModuleList([FiLM(channels, instruction_size) for _ in range(2)])
+        self.out = nn.Linear(channels, features_dim)
+        self.say = nn.Linear(words, features_dim) if instruction == "token" else None
+
+    def forward(self, observations: dict[str, Tensor]) -> Tensor:
+        """Tokens side by side, ``(B, N F)``, of preprocessed observations."""
+        onehot = observations["mission"].unflatten(1, (self.length, -1))
+        mission = self._read(onehot)
+        x = F.relu(self.tiles(observations["image"]))
+        given = mission if self.instruction == "film" else mission.new_zeros(len(mission), 1)
+        for block in self.blocks:
+            x = block(x, given)
+        seen = F.relu(self.out(x.amax((2, 3))))
+        return seen if self.say is None else torch.cat([seen, F.relu(self.say(mission))], dim=1)
+
+    def _read(self, onehot: Tensor) -> Tensor:
+        """What is left of the words after the last, ``(B, words)``; zeros fill up short missions and are not read."""
+        words = self.embedding(onehot).transpose(0, 1)[:, :, None]  # (L, B, 1, words)
+        heard, _ = unroll(self.reader, Tokens(words), self.reader.initial_state(len(onehot)))
+        last = ((onehot[..., 0] == 0).sum(1) - 1).clamp(min=0)  # word 0 is none
+        return heard[last, torch.arange(len(last), device=last.device), 0]
+
+
+class _AsItIs(nn.Module):
+    """Keeps a module from SB3's orthogonal initialisation, which would overwrite what was trained."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def apply(self, fn: Any) -> "_AsItIs":
+        """Nothing."""
+        return self
+
+
+class SlotFeatures(BaseFeaturesExtractor):
+    """Slots of a world model's encoder as tokens; of several pictures, like a present and a goal, slot beside slot.
+
+    Args:
+        observation_space: a picture, or a dict of pictures of one size.
+        encoder: a name of ``encoder=`` or the path of a class.
+        num_slots: K, with ``run`` that of its encoder.
+        slot_size: D, with ``run`` that of its encoder.
+        run: folder of a trained world model whose encoder is taken, weights and all.
+        frozen: leave these weights as they are.
+        options: of the encoder.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        *,
+        encoder: str = "cswm",
+        num_slots: int = 5,
+        slot_size: int = 4,
+        run: str | None = None,
+        frozen: bool = False,
+        options: dict[str, Any] | None = None,
+    ):
+        parts = list(observation_space.values()) if isinstance(observation_space, spaces.Dict) else [observation_space]
+        shapes = {part.shape for part in parts}
+        if len(shapes) != 1 or len(next(iter(shapes)) or ()) != 3:
+            raise ValueError(f"observations are {observation_space}; expected pictures of one size")
+        channels, height, width = next(iter(shapes))  # type: ignore[misc]
+        built = _encoder_of(run, (height, width, channels)) if run else None
+        if built is None:
+            entry = offered("encoders", ENCODERS).get(encoder, {"_target_": encoder})
+            config = {**constructor_options(entry["_target_"]), **entry, **(options or {})}
+            built = build("encoder", config, (height, width, channels), num_slots, slot_size)
+        K, D = built.num_slots, built.slot_size * len(parts)
+        super().__init__(observation_space, K * D)
+        self.token_shape = (K, D)
+        self.encoder = _AsItIs(built)
+        if frozen:
+            self.encoder.requires_grad_(False)
+
+    def forward(self, observations: Any) -> Tensor:
+        """Slots side by side, ``(B, K D)``, of preprocessed pictures with channels first."""
+        pictures = list(observations.values()) if isinstance(observations, dict) else [observations]
+        together = (torch.cat(pictures).movedim(1, -1) * 255).round().to(torch.uint8)  # encoders take what environments give
+        slots = self.encoder.module(together)
+        return torch.cat(slots.chunk(len(pictures)), dim=-1).flatten(1)
+
+
+def _encoder_of(run: str, observation_shape: tuple[int, ...]) -> Any:
+    """The encoder of a trained world model.
+
+    Raises:
+        ValueError: it was trained on other pictures.
+    """
+    from ..run import Run, load
+
+    loaded = load(run)
+    if not isinstance(loaded, Run):
+        raise ValueError(f"{run} is no run of a world model, so it has no encoder")
+    encoder: Encoder = loaded.model.encoder
+    if tuple(encoder.observation_shape) != tuple(observation_shape):
+        raise ValueError(f"the encoder of {run} takes {encoder.observation_shape}, the environment shows {observation_shape}")
+    return encoder
+
+
+FEATURES: dict[str, type[BaseFeaturesExtractor]] = {"babyai": BabyAIFeatures, "slots": SlotFeatures}

@@ -1,0 +1,393 @@
+"""Recurrent PPO: rollouts in every kind of environment, the update, SB3's interface, learning to remember."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+import worldmodels.envs  # noqa: F401
+from worldmodels.agents import RecurrentPPO, VectorEnvAdapter
+from worldmodels.agents.policy import Memory
+from worldmodels.agents.rollout import advantages
+from worldmodels.cores import CORES
+
+LENGTHS = (3, 5, 4)  # of the counting environment's episodes, in turn
+
+
+class Counting(gym.Env):
+    """Observes (episode, step) in tenths; episodes end after 3, 5, 4, 3, ... steps, every other one by truncation."""
+
+    observation_space = gym.spaces.Box(0.0, 10.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, first=0):
+        self.episode = first - 1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.count = 0
+        return self.seen(), {}
+
+    def step(self, action):
+        self.count += 1
+        over = self.count == LENGTHS[self.episode % 3]
+        return self.seen(), float(self.count), over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
+
+    def seen(self):
+        return np.array([self.episode, self.count], dtype=np.float32) / 10
+
+
+def counting(mode):
+    makers = [lambda i=i: Counting(i) for i in range(3)]
+    if mode == "sb3":
+        return DummyVecEnv([lambda i=i: Monitor(gym.wrappers.TimeLimit(Counting(i), 100)) for i in range(3)])
+    return SyncVectorEnv(makers, autoreset_mode=mode)
+
+
+def rolled(model, steps=None):
+    """One rollout of a model, without an update."""
+    _, callback = model._setup_learn(1000)
+    assert model.collect_rollouts(model.env, callback, model.rollout_buffer, steps or model.n_steps)
+    return model.rollout_buffer
+
+
+def ppo(env, core="gru", **options):
+    sizes = {"num_slots": 1, "slot_size": 8} if core in ("gru", "lstm") else {"num_slots": 3, "slot_size": 8}
+    memoryless = core in ("gnn", "snps", "pnps", "routing", "mlp")
+    options = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": 0, "device": "cpu"} | options
+    return RecurrentPPO(options.pop("policy", "MlpPolicy"), env, core, {} if memoryless else sizes, **options)
+
+
+def test_advantages_by_hand():
+    """gamma .5, lambda .5: one sequence that ends by itself at step 1 and is cut off at step 3."""
+    column = lambda *values: torch.tensor(values)[:, None]  # noqa: E731
+    found = advantages(
+        column(1.0, 2.0, 3.0, 4.0, 5.0),
+        column(0.5, 1.0, 1.5, 2.0, 2.5),
+        column(1.0, 9.0, 2.0, 8.0, 4.0),
+        column(False, True, False, False, False),
+        column(False, False, False, True, False),
+        0.5,
+        0.5,
+    )
+    # delta: 1 + .5 - .5 = 1;  2 - 1 = 1;  3 + 1 - 1.5 = 2.5;  4 + 4 - 2 = 6;  5 + 2 - 2.5 = 4.5
+    assert torch.allclose(found, column(1 + 0.25, 1.0, 2.5 + 0.25 * 6, 6.0, 4.5))
+
+
+@pytest.mark.parametrize("critic", ["shared", "own"])
+@pytest.mark.parametrize("mode", [*AutoresetMode, "sb3"])
+def test_rollouts_in_every_autoreset_mode(mode, critic):
+    """Each environment is played again by hand from its rules, an episode at a time from a fresh state."""
+    model = ppo(counting(mode), n_steps=32, batch_size=32, critic=critic)
+    buffer = rolled(model)
+    if mode == AutoresetMode.NEXT_STEP:
+        assert not buffer.valid.all()
+    else:
+        assert buffer.valid.all()
+    with torch.no_grad():
+        for env in range(3):
+            valid = buffer.valid[:, env]
+            rows = iter(torch.arange(32)[valid].tolist())
+            episode = env
+            done = False
+            while not done:
+                length = LENGTHS[episode % 3]
+                truth = torch.tensor([[[episode / 10, count / 10]] for count in range(length + 1)])
+                starts = torch.zeros(length + 1, 1, dtype=torch.bool)
+                starts[0] = True
+                _, vf, _ = model.policy.remember(truth, model.initial_state(1), starts)
+                values = model.policy.value_net(vf)[:, 0, 0]
+                for count in range(length):
+                    t = next(rows, None)
+                    if t is None:
+                        done = True
+                        break
+                    over = count == length - 1
+                    assert torch.allclose(buffer.observations[t, env], truth[count, 0])
+                    assert bool(buffer.starts[t, env]) == (count == 0)
+                    assert float(buffer.rewards[t, env]) == count + 1
+                    assert bool(buffer.terminated[t, env]) == (over and episode % 2 == 0)
+                    assert bool(buffer.truncated[t, env]) == (over and episode % 2 == 1)
+                    assert torch.allclose(buffer.values[t, env], values[count], atol=1e-6)
+                    if not (over and episode % 2 == 0):  # what follows the end of an episode by itself is never read
+                        assert torch.allclose(buffer.next_values[t, env], values[count + 1], atol=1e-6), (t, count)
+                episode += 1
+    told = sorted({(info["r"], info["l"]) for info in model.ep_info_buffer})
+    assert told == [(6.0, 3), (10.0, 4), (15.0, 5)]
+
+
+def test_learning_goes_on_where_it_stopped():
+    """Two rollouts in a row hold what one of twice the length holds, also across an empty step."""
+    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        long = ppo(counting(mode), n_steps=32, batch_size=32)
+        short = ppo(counting(mode), n_steps=16, batch_size=16)
+        whole = rolled(long)
+        first = copy.deepcopy(rolled(short))
+        _, callback = short._setup_learn(1000, reset_num_timesteps=False)
+        short.collect_rollouts(short.env, callback, short.rollout_buffer, 16)
+        for name in ("observations", "starts", "valid", "rewards", "terminated", "truncated"):
+            parts = torch.cat([getattr(first, name), getattr(short.rollout_buffer, name)])
+            assert torch.equal(parts, getattr(whole, name)), name
+        assert torch.allclose(torch.cat([first.values, short.rollout_buffer.values]), whole.values, atol=1e-6)
+
+
+@pytest.mark.parametrize("sequence_length", [None, 8])
+@pytest.mark.parametrize("core", sorted(CORES))
+def test_the_first_ratio_is_one(core, sequence_length):
+    env = gym.make_vec("worldmodels/Recall-v0", num_envs=6, delay=3, num_cues=8)
+    options = {"slot_size": 8} if core == "s2rmc" else {}
+    model = ppo(env, core, sequence_length=sequence_length, batch_size=32)
+    assert options or model.policy.memory is not None
+    buffer = rolled(model)
+    assert not buffer.valid.all() and buffer.terminated.any()
+    seen = 0
+    for batch in buffer.minibatches(32):
+        values, log_probs, _ = model.policy.evaluate_sequences(
+            batch.observations, batch.actions, batch.state, batch.starts
+        )
+        assert torch.allclose(log_probs, batch.log_probs, atol=1e-5)
+        assert torch.allclose(values, batch.values, atol=1e-5)
+        seen += log_probs.numel()
+    assert seen == 16 * 6
+
+
+class RememberingExtractor(BaseFeaturesExtractor):
+    """Our memoryless memory as an SB3 features extractor."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 4)
+        self.memory = Memory("mlp", {"hidden_size": 16}, (1, 4))
+
+    def forward(self, observations):
+        return self.memory(observations[None], {}, torch.zeros(1, len(observations), dtype=torch.bool))[0][0]
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_range_vf": 0.1, "ent_coef": 0.01}])
+def test_a_memoryless_core_makes_sb3s_own_update(options):
+    env = make_vec_env("CartPole-v1", 4, seed=0)
+    common = {"n_steps": 32, "batch_size": 128, "n_epochs": 3, "seed": 0, "device": "cpu", **options}
+    ours = RecurrentPPO("MlpPolicy", env, "mlp", {"hidden_size": 16}, **common)
+    theirs = PPO("MlpPolicy", env, policy_kwargs={"features_extractor_class": RememberingExtractor}, **common)
+    weights = ours.policy.state_dict()
+    renamed = {}
+    for name in theirs.policy.state_dict():
+        for prefix in ("features_extractor.", "pi_features_extractor.", "vf_features_extractor."):
+            if name.startswith(prefix):
+                renamed[name] = weights[name.removeprefix(prefix)]
+        renamed.setdefault(name, weights.get(name))
+    theirs.policy.load_state_dict(renamed)
+    buffer = rolled(ours)
+    theirs._setup_learn(1000)
+    starts = buffer.starts.numpy()
+    for t in range(32):
+        rewards = buffer.rewards[t] + 0.99 * buffer.next_values[t] * buffer.truncated[t]
+        theirs.rollout_buffer.add(
+            buffer.observations[t].numpy(),
+            buffer.actions[t][:, None].numpy(),
+            rewards.numpy(),
+            starts[t],
+            buffer.values[t],
+            buffer.log_probs[t],
+        )
+    theirs.rollout_buffer.compute_returns_and_advantage(
+        buffer.next_values[-1], (buffer.terminated | buffer.truncated)[-1].numpy()
+    )
+    assert np.allclose(theirs.rollout_buffer.advantages, buffer.advantages.numpy(), atol=1e-5)
+    before = copy.deepcopy(ours.policy.state_dict())
+    ours.train()
+    theirs.train()
+    after = ours.policy.state_dict()
+    for name, value in theirs.policy.state_dict().items():
+        for prefix in ("features_extractor.", "pi_features_extractor.", "vf_features_extractor."):
+            name = name.removeprefix(prefix)
+        assert torch.allclose(value, after[name], atol=2e-5), name
+    assert any(not torch.equal(before[name], after[name]) for name in after)
+
+
+def test_steps_that_are_not_valid_change_nothing():
+    model = ppo(counting(AutoresetMode.NEXT_STEP), n_steps=32, batch_size=96)
+    buffer = rolled(model)
+    batch = next(buffer.minibatches(96))
+    expected, _ = model._loss(batch, 0.2, None)
+    empty = ~batch.valid
+    for part in (batch.advantages, batch.log_probs, batch.returns):
+        part[empty] = 1e3
+    found, _ = model._loss(batch, 0.2, None)
+    assert empty.any() and torch.allclose(expected, found)
+
+
+@pytest.mark.parametrize("core", ["lstm", "scoff", "esbn", "gnn"])
+def test_save_load_predict(core, tmp_path):
+    env = make_vec_env("CartPole-v1", 2, seed=0)
+    model = ppo(env, core).learn(64)
+    model.save(tmp_path / "model.zip")
+    loaded = RecurrentPPO.load(tmp_path / "model.zip", env=env, device="cpu")
+    observations = env.reset()
+    state = other = None
+    starts = np.ones(2, dtype=bool)
+    for _ in range(5):
+        actions, state = model.predict(observations, state, starts, deterministic=True)
+        again, other = loaded.predict(observations, other, starts, deterministic=True)
+        assert (actions == again).all() and all(np.array_equal(state[name], other[name]) for name in state)
+        observations, _, starts, _ = env.step(actions)
+    single, state = model.predict(observations[0])
+    assert single.shape == ()
+    loaded.learn(32)
+    assert loaded.num_timesteps == 32
+
+
+def test_a_row_that_starts_forgets():
+    model = ppo(make_vec_env("CartPole-v1", 2, seed=0))
+    seen = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
+    _, state = model.predict(seen)
+    _, fresh = model.predict(seen)
+    _, one_forgot = model.predict(seen, state, np.array([True, False]))
+    assert np.allclose(one_forgot["hidden"][0], fresh["hidden"][0])
+    assert not np.allclose(one_forgot["hidden"][1], fresh["hidden"][1])
+
+
+class Watching(BaseCallback):
+    def __init__(self):
+        super().__init__()
+        self.kinds, self.ended = set(), 0
+
+    def _on_step(self):
+        self.kinds.add((type(self.locals["new_obs"]), type(self.locals["rewards"]), len(self.locals["infos"])))
+        return True
+
+    def _on_rollout_end(self):
+        self.ended += 1
+
+
+def test_callbacks_and_batched_environments():
+    env = gym.make_vec("worldmodels/Recall-v0", num_envs=4, delay=2)
+    model, watching = ppo(env, n_steps=8, batch_size=16), Watching()
+    model.learn(64, watching)
+    assert watching.kinds == {(torch.Tensor, torch.Tensor, 0)} and watching.ended == 2
+    assert {info["l"] for info in model.ep_info_buffer} == {4} and len(model.ep_success_buffer) > 0
+    stopped = ppo(env, n_steps=8, batch_size=16).learn(64, lambda *_: False)
+    assert stopped.num_timesteps == 4
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_sb3_sees_vector_environments_as_its_own(mode, tmp_path):
+    """Returns of SB3's evaluate_policy are those of whole episodes, in any mode."""
+    model = ppo(counting(mode), n_steps=16, batch_size=16)
+    evaluation = EvalCallback(VectorEnvAdapter(counting(mode)), n_eval_episodes=3, eval_freq=8, verbose=0)
+    model.learn(64, evaluation)
+    assert evaluation.last_mean_reward > 0
+    returns, lengths = evaluate_policy(model, VectorEnvAdapter(counting(mode)), 6, return_episode_rewards=True)
+    assert sorted(lengths) == [3, 3, 4, 4, 5, 5] and sorted(returns) == [6.0, 6.0, 10.0, 10.0, 15.0, 15.0]
+    ours = gym.make_vec("worldmodels/Recall-v0", num_envs=3, delay=1)
+    _, lengths = evaluate_policy(ppo(ours), VectorEnvAdapter(ours), 6, return_episode_rewards=True)
+    assert lengths == [3] * 6
+
+
+def test_set_env_and_seeds():
+    first = ppo(make_vec_env("CartPole-v1", 2, seed=0)).learn(64)
+    second = ppo(make_vec_env("CartPole-v1", 2, seed=0))
+    second.set_env(make_vec_env("CartPole-v1", 2, seed=0))
+    second.learn(64)
+    for a, b in zip(first.policy.parameters(), second.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+class Pictures(gym.Env):
+    """Channels-last pictures and a vector."""
+
+    observation_space = gym.spaces.Dict(
+        {"image": gym.spaces.Box(0, 255, (36, 40, 3), np.uint8), "where": gym.spaces.Box(-1.0, 1.0, (2,), np.float32)}
+    )
+    action_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 5
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.left -= 1
+        return self.observation_space.sample(), 0.0, self.left == 0, False, {}
+
+
+def test_dict_observations_and_boxes():
+    for env in (make_vec_env(Pictures, 2), SyncVectorEnv([Pictures] * 2)):
+        model = ppo(env, policy="MultiInputPolicy", n_steps=8, batch_size=8).learn(16)
+        assert model.rollout_buffer.observations["image"].shape == (8, 2, 3, 36, 40)
+        assert model.rollout_buffer.observations["image"].dtype == torch.uint8
+        action, _ = model.predict(Pictures().reset()[0])
+        assert action.shape == (2,) and (np.abs(action) <= 1).all()
+
+
+def test_extractors_that_make_several_tokens():
+    class Tokens(FlattenExtractor):
+        token_shape = (2, 2)
+
+    model = ppo("CartPole-v1", "rims", policy_kwargs={"features_extractor_class": Tokens})
+    assert model.policy.memory.core.token_size == 2
+    seen = obs_as_tensor(np.arange(4.0, dtype=np.float32)[None], "cpu")
+    assert model.policy.memory.tokens(seen).features.tolist() == [[[0.0, 1.0], [2.0, 3.0]]]
+    model.learn(16)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 24}, "batch_size is 24; a minibatch is whole sequences of 16 steps"),
+        ({"sequence_length": 5}, "sequence_length is 5; it must divide n_steps, 16"),
+        ({"critic": "none"}, "critic is 'none'"),
+        ({"batch_size": 64}, "up to n_steps x environments = 16"),
+    ],
+)
+def test_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ppo("CartPole-v1", **options)
+
+
+RECALL = {"num_envs": 64, "delay": 2, "num_cues": 4}
+
+
+@pytest.mark.parametrize("core", ["gru", "scoff", "rims", "mlp"])
+def test_learning_to_remember(core):
+    """A memoryless policy is right one time in four; these cores remember the cue."""
+    env = gym.make_vec("worldmodels/Recall-v0", **RECALL)
+    sizes = {
+        "mlp": {},
+        "gru": {"num_slots": 1, "slot_size": 32},
+        "scoff": {"num_slots": 3, "slot_size": 16, "num_schemata": 2},
+        "rims": {"num_slots": 3, "slot_size": 16, "num_active": 2},
+    }[core]
+    model = RecurrentPPO(
+        "MlpPolicy",
+        env,
+        core,
+        sizes,
+        n_steps=8,
+        batch_size=8 * 32,
+        n_epochs=4,
+        learning_rate=lambda left: 5e-3 * left,
+        gamma=0.9,
+        ent_coef=0.01,
+        seed=0,
+        device="cpu",
+        policy_kwargs={"net_arch": []},
+    )
+    model.learn(8 * 64 * (20 if core == "mlp" else 80))
+    done = np.mean(model.ep_success_buffer)
+    if core == "mlp":
+        assert done < 0.5
+    else:
+        assert done > 0.9, f"{core} was right {done:.2f} of the time"
