@@ -44,7 +44,7 @@ def seconds(work: Callable[[], Any], device: torch.device, repeats: int) -> floa
 def environments(device: torch.device) -> dict[str, float]:
     """Rendered frames a second at 1,024 copies."""
     rates = {}
-    for env_id in ("worldmodels/Shapes-v0", "worldmodels/BlockPhysics-v0"):
+    for env_id in ("worldmodels/Shapes-v0", "worldmodels/BlockPhysics-v0", "worldmodels/GoToObjMaze-v0"):
         envs = gym.make_vec(env_id, num_envs=1024, device=str(device))
         envs.reset(seed=0)
         actions = torch.randint(0, int(envs.single_action_space.n), (1024,), device=device)

@@ -2,16 +2,22 @@
 
 from gymnasium.envs.registration import register, registry
 
-_FAMILIES = {
-    "worldmodels/Shapes-v0": ("block_physics:make_shapes", 100),
-    "worldmodels/BlockPhysics-v0": ("block_physics:make_block_physics", 100),
+_FAMILIES = {  # one copy, a batch of copies, steps of an episode
+    "worldmodels/Shapes-v0": ("block_physics:make_shapes", "block_physics:make_shapes_vec", 100),
+    "worldmodels/BlockPhysics-v0": ("block_physics:make_block_physics", "block_physics:make_block_physics_vec", 100),
+    "worldmodels/GoToObjMaze-v0": ("babyai:make_goto_obj_maze", "babyai:GoToObjMaze", None),  # its mazes have a limit
+    "worldmodels/Recall-v0": ("memory:make_recall", "memory:Recall", None),
+    "worldmodels/CartPole-v0": ("memory:make_cart_pole", "memory:CartPole", 500),
 }
 
-for _id, (_maker, _steps) in _FAMILIES.items():
+for _id, (_single, _vector, _steps) in _FAMILIES.items():
     if _id not in registry:
         register(
             _id,
-            entry_point=f"{__name__}.{_maker}",
-            vector_entry_point=f"{__name__}.{_maker}_vec",
+            entry_point=f"{__name__}.{_single}",
+            vector_entry_point=f"{__name__}.{_vector}",
             max_episode_steps=_steps,
         )
+
+if "worldmodels/MiniGrid-v0" not in registry:  # takes env_id=, any id of minigrid's
+    register("worldmodels/MiniGrid-v0", entry_point=f"{__name__}.babyai:make_minigrid")

@@ -71,6 +71,10 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
         """Start states drawn from one key for each copy that starts, ``(R,)``; with options that is all of them."""
         raise NotImplementedError
 
+    def _start(self, rows: Tensor, options: dict[str, Any]) -> State:
+        """Start states of the copies ``rows`` (R,); overridden where they depend on more than the key."""
+        return self._initial(self._key(RESET)[rows], options)
+
     def _transition(
         self, state: State, actions: Tensor, key: Tensor
     ) -> tuple[State, Tensor, Tensor, dict[str, Tensor]]:
@@ -120,12 +124,14 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
             self._episode = self._episode + 1
         self._elapsed = np.zeros(self.num_envs, dtype=np.int64)
         self._ended = np.zeros(self.num_envs, dtype=bool)
-        self._state = self._initial(self._key(RESET), options)
+        self._state = self._start(torch.arange(self.num_envs, device=self.device), options)
         return self._observe(self._state), self._info(self._state, None)
 
     def _reset_some(self, mask: Any, seed: Any, options: dict[str, Any]) -> tuple[Observation, dict[str, Any]]:
         if self._state is None:
-            raise gym.error.ResetNeeded("some copies cannot be reset before all were; call reset without reset_mask first")
+            raise gym.error.ResetNeeded(
+                "some copies cannot be reset before all were; call reset without reset_mask first"
+            )
         if seed is not None or options:
             raise ValueError("reset_mask goes with no other option and no seed; reset all copies for those")
         chosen = np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask)
@@ -141,7 +147,7 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
         rows = torch.from_numpy(np.flatnonzero(chosen)).to(self.device)
         if len(rows):
             self._episode = self._episode.index_add(0, rows, torch.ones_like(rows))
-            fresh = self._initial(self._key(RESET)[rows], {})
+            fresh = self._start(rows, {})
             self._state = {name: value.index_copy(0, rows, fresh[name]) for name, value in self._state.items()}
             self._elapsed[chosen] = 0
 
