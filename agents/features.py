@@ -44,7 +44,7 @@ class FiLM(nn.Module):
 class BabyAIFeatures(BaseFeaturesExtractor):
     """Pictures of a MiniGrid view and the mission: a convolution a tile, two more, and a GRU for the words.
 
-    The sizes follow BabyAI's pixel agent (Chevalier-Boisvert et al. 2019, and Hui et al. 2020 for the convolution of one tile):
+    The sizes follow BabyAI's pixel agent (Chevalier-Boisvert et al. 2019; the convolution of one tile: Hui et al. 2020):
     each tile of 8 x 8 pixels becomes one cell of 128 channels, two blocks follow, the largest value over the view goes out.
 
     Departures: BabyAI normalises over the batch; we do not, because in PPO the policy that acts and the one that is trained
@@ -77,7 +77,9 @@ class BabyAIFeatures(BaseFeaturesExtractor):
         image = observation_space["image"] if isinstance(observation_space, spaces.Dict) else None
         mission = observation_space.spaces.get("mission") if isinstance(observation_space, spaces.Dict) else None
         if image is None or image.shape is None or not isinstance(mission, spaces.MultiDiscrete):
-            raise ValueError(f"observations are {observation_space}; expected a dict of a picture and a mission of words")
+            raise ValueError(
+                f"observations are {observation_space}; expected a dict of a picture and a mission of words"
+            )
         if image.shape[1] % 8 or image.shape[2] % 8:
             raise ValueError(f"pictures are {image.shape}; expected tiles of 8 x 8 pixels")
         N = 1 if instruction == "film" else 2
@@ -168,7 +170,9 @@ class SlotFeatures(BaseFeaturesExtractor):
     def forward(self, observations: Any) -> Tensor:
         """Slots side by side, ``(B, K D)``, of preprocessed pictures with channels first."""
         pictures = list(observations.values()) if isinstance(observations, dict) else [observations]
-        together = (torch.cat(pictures).movedim(1, -1) * 255).round().to(torch.uint8)  # encoders take what environments give
+        together = (
+            (torch.cat(pictures).movedim(1, -1) * 255).round().to(torch.uint8)
+        )  # encoders take what environments give
         slots = self.encoder.module(together)
         return torch.cat(slots.chunk(len(pictures)), dim=-1).flatten(1)
 
@@ -186,7 +190,9 @@ def _encoder_of(run: str, observation_shape: tuple[int, ...]) -> Any:
         raise ValueError(f"{run} is no run of a world model, so it has no encoder")
     encoder: Encoder = loaded.model.encoder
     if tuple(encoder.observation_shape) != tuple(observation_shape):
-        raise ValueError(f"the encoder of {run} takes {encoder.observation_shape}, the environment shows {observation_shape}")
+        raise ValueError(
+            f"the encoder of {run} takes {encoder.observation_shape}, the environment shows {observation_shape}"
+        )
     return encoder
 
 

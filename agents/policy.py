@@ -17,8 +17,8 @@ from ..cores.esbn import ESBN
 from .rollout import Observation, each
 
 CRITICS = ("shared", "own")
-_SIZES = {"lstm": (1, 256), "gru": (1, 256), "esbn": (1, 256)}  # one vector, as wide as is usual
-_MODULES = (6, 64)  # all other cores with a state
+_VECTORS = ("LSTM", "GRU", "ESBN")
+_CHANGES = ("GNN", "SNPS", "PNPS", "RoutingNPS", "MLP")  # no state: slots are tokens
 
 
 class Memory(nn.Module):
@@ -39,9 +39,8 @@ class Memory(nn.Module):
         entry = offered("cores", CORES).get(core, {"_target_": core})
         config = {**constructor_options(entry["_target_"]), **entry, **options}
         N, F = token_shape
-        default = _SIZES.get(core, _MODULES)
-        if core in ("gnn", "snps", "pnps", "routing", "mlp"):
-            default = token_shape
+        kind = entry["_target_"].rpartition(".")[2]
+        default = (1, 256) if kind in _VECTORS else token_shape if kind in _CHANGES else (6, 64)
         num_slots = options.get("num_slots") or default[0]
         slot_size = options.get("slot_size") or default[1]
         config = {name: value for name, value in config.items() if name not in ("num_slots", "slot_size")}
@@ -86,8 +85,8 @@ class RecurrentPolicy(ActorCriticPolicy):
         action_space: of one environment.
         lr_schedule: learning rate against the share of training that is left.
         core: a name of ``worldmodels cores``, or the path of a class.
-        core_kwargs: its ``num_slots``, ``slot_size`` and options. Without sizes lstm, gru and esbn have one slot of 256, other
-            cores with a state 6 of 64, and cores without a state the tokens' own.
+        core_kwargs: its ``num_slots``, ``slot_size`` and options. Without sizes lstm, gru and esbn have one slot of 256,
+            other cores with a state 6 of 64, and cores without a state the tokens' own.
         critic: "shared": actor and critic read the same core, which both train; "own": the critic has one of its own.
         kwargs: as for SB3's ``ActorCriticPolicy``.
     """
@@ -185,7 +184,7 @@ class RecurrentPolicy(ActorCriticPolicy):
     def evaluate_sequences(
         self, observations: Observation, actions: Tensor, state: State, starts: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Values, log probabilities of actions taken, and entropies, ``(T, B)`` each; no entropy where there is no formula."""
+        """Values, log probabilities of the actions, and entropies where they have a formula, ``(T, B)`` each."""
         T, B = starts.shape
         pi, vf, _ = self.remember(observations, state, starts)
         distribution = self._get_action_dist_from_latent(pi.flatten(0, 1))
@@ -238,7 +237,9 @@ class RecurrentPolicy(ActorCriticPolicy):
         """Actions cut at the bounds of a box, within which a Gaussian does not stay by itself."""
         if not isinstance(self.action_space, spaces.Box):
             return actions
-        low, high = (torch.as_tensor(edge, device=actions.device) for edge in (self.action_space.low, self.action_space.high))
+        low, high = (
+            torch.as_tensor(edge, device=actions.device) for edge in (self.action_space.low, self.action_space.high)
+        )
         return actions.clamp(low, high)
 
 

@@ -35,8 +35,8 @@ class RecurrentPPO(OnPolicyAlgorithm):
     Args:
         policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``RecurrentPolicy``.
         env: what SB3 takes (a Gymnasium environment, its id, a ``VecEnv``), or a ``gymnasium.vector.VectorEnv`` in any
-            autoreset mode. Our batched environments never leave their device; there callbacks see tensors in ``locals`` and no
-            infos, and episode statistics come once a rollout.
+            autoreset mode. Our batched environments never leave their device; there callbacks see tensors in ``locals`` and
+            no infos, and episode statistics come once a rollout.
         core: a name of ``worldmodels cores``, or the path of a class; gnn, snps, pnps, routing and mlp have no memory.
         core_kwargs: ``num_slots``, ``slot_size`` and options of the core, see ``RecurrentPolicy``.
         learning_rate: of Adam; a number or a function of the share of training that is left.
@@ -142,8 +142,8 @@ class RecurrentPPO(OnPolicyAlgorithm):
             raise ValueError(f"sequence_length is {L}; it must divide n_steps, {self.n_steps}")
         if self.batch_size % L or not L <= self.batch_size <= self.n_steps * self.n_envs:
             raise ValueError(
-                f"batch_size is {self.batch_size}; a minibatch is whole sequences of {L} steps, so give a multiple of {L} up to "
-                f"n_steps x environments = {self.n_steps * self.n_envs}"
+                f"batch_size is {self.batch_size}; a minibatch is whole sequences of {L} steps, so give a multiple of {L} up "
+                f"to n_steps x environments = {self.n_steps * self.n_envs}"
             )
         if self.n_steps * self.n_envs % self.batch_size:
             warnings.warn(
@@ -208,7 +208,9 @@ class RecurrentPPO(OnPolicyAlgorithm):
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
         new_obs = each(self._to_device, self._last_obs)
-        cut: list[tuple[int, Tensor, Tensor]] = []  # step, rows, and values of last observations that were restarted at once
+        cut: list[
+            tuple[int, Tensor, Tensor]
+        ] = []  # step, rows, and values of last observations that were restarted at once
         for t in range(n_rollout_steps):
             if t % buffer.sequence_length == 0:
                 buffer.states.append(state)
@@ -299,9 +301,13 @@ class RecurrentPPO(OnPolicyAlgorithm):
                 if self.verbose >= 1:
                     print(f"update stopped after {epoch + 1} epochs: the policy moved further than target_kl")
                 break
-        self._log_update(dict(zip(values, torch.stack(measured).mean(0).tolist(), strict=True)), clip_range, clip_range_vf)
+        self._log_update(
+            dict(zip(values, torch.stack(measured).mean(0).tolist(), strict=True)), clip_range, clip_range_vf
+        )
 
-    def _loss(self, batch: Minibatch, clip_range: float, clip_range_vf: float | None) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(
+        self, batch: Minibatch, clip_range: float, clip_range_vf: float | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """PPO's loss of a minibatch, and what is logged of it; steps that are not valid count nowhere."""
         count = batch.valid.sum()
 
@@ -379,7 +385,9 @@ def _put(room: Any, t: int, observation: Any) -> None:
 def _sb3_step(env: VecEnv, actions: Tensor) -> tuple[Step, list[dict[str, Any]]]:
     """A step of an SB3 ``VecEnv``, which starts the next episode in the step that ends one."""
     observations, rewards, dones, infos = env.step(actions.cpu().numpy())
-    truncated = np.array([done and info.get("TimeLimit.truncated", False) for done, info in zip(dones, infos, strict=True)])
+    truncated = np.array(
+        [done and info.get("TimeLimit.truncated", False) for done, info in zip(dones, infos, strict=True)]
+    )
     ended = torch.as_tensor(dones)
     cut = torch.as_tensor(truncated, dtype=torch.bool)
     final = None

@@ -14,9 +14,9 @@ from .batched import BatchedEnv, SingleEnv, State
 class Recall(BatchedEnv):
     """A cue is shown once; after a delay, the action must name it.
 
-    Observation ``(num_cues + 1,)``: at the first step one-hot for the cue, then zeros, and at the last step a one at the end, the
-    question. Reward 1 and "success" if the action at that step is the cue's number, 0 otherwise; other actions do nothing.
-    An episode has ``delay + 2`` steps. Without memory an agent is right once in ``num_cues`` times.
+    Observation ``(num_cues + 1,)``: at the first step one-hot for the cue, then zeros, and at the last step a one at the end,
+    the question. Reward 1 and "success" if the action at that step is the cue's number, 0 otherwise; other actions do
+    nothing. An episode has ``delay + 2`` steps. Without memory an agent is right once in ``num_cues`` times.
 
     ``reset(options={"cue": (B,)})`` sets the cues.
 
@@ -43,7 +43,9 @@ class Recall(BatchedEnv):
         render_mode: str | None = None,
     ):
         if num_cues < 2 or delay < 0:
-            raise ValueError(f"num_cues is {num_cues} and delay {delay}; give at least 2 cues and a delay of at least 0")
+            raise ValueError(
+                f"num_cues is {num_cues} and delay {delay}; give at least 2 cues and a delay of at least 0"
+            )
         self.num_cues, self.delay = num_cues, delay
         self.single_observation_space = gym.spaces.Box(0.0, 1.0, (num_cues + 1,), np.float32)
         self.single_action_space = gym.spaces.Discrete(num_cues)
@@ -79,8 +81,8 @@ class Recall(BatchedEnv):
 class CartPole(BatchedEnv):
     """Barto, Sutton & Anderson 1983, as in Gymnasium's ``CartPole-v1``, of which only positions are seen.
 
-    Observation ``(2,)``: place of the cart and angle of the pole; with ``velocities=True`` ``(4,)`` as in Gymnasium. Reward 1 a step;
-    the episode ends when the cart is more than 2.4 from the middle or the pole leans more than 12 degrees.
+    Observation ``(2,)``: place of the cart and angle of the pole; with ``velocities=True`` ``(4,)`` as in Gymnasium. Reward 1
+    a step; the episode ends when the cart is more than 2.4 from the middle or the pole leans more than 12 degrees.
 
     ``reset(options={"state": (B, 4)})`` sets place, velocity, angle, angular velocity.
 

@@ -10,6 +10,8 @@ import os
 import pickle
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,37 +52,64 @@ def latest(run: Path) -> Path | None:
     return max(whole, default=None)
 
 
-def save(run: Path, step: int, model: nn.Module, optimizer: Any, generator: torch.Generator, fabric: Fabric) -> None:
+def random_states(device: torch.device) -> dict[str, Any]:
+    """Where torch's own generators stand, on the host and on the device."""
+    noise = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return {"noise": torch.get_rng_state(), "device_noise": noise}
+
+
+def set_random_states(state: dict[str, Any]) -> None:
+    """Bring torch's own generators to where ``random_states`` found them."""
+    torch.set_rng_state(state["noise"])
+    if state["device_noise"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["device_noise"])
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """Of every weight the first name it has in the model; modules that share a weight know it by several."""
+    first: dict[Any, str] = {}
+    names = {}
+    for name, value in model.state_dict().items():
+        same = (value.data_ptr(), value.shape, value.stride()) if value.numel() else name
+        names[name] = first.setdefault(same, name)
+    return names
+
+
+def save(run: Path, step: int, model: nn.Module, state: dict[str, Any], fabric: Fabric | None = None) -> None:
     """Write the checkpoint of a step; every process calls it, the first one renames it into place.
 
     An interruption at any point leaves the checkpoints written before as they were.
+
+    Args:
+        run: the run's folder.
+        step: the step.
+        model: whose weights are written.
+        state: of this process, everything else needed to go on: tensors and plain values only.
+        fabric: of several processes; None for one.
     """
+    rank, processes = (fabric.global_rank, fabric.world_size) if fabric else (0, 1)
+    wait = fabric.barrier if fabric else lambda: None
     target = folder(run, step)
     aside = target.with_name(f".{target.name}.partial")
-    if fabric.is_global_zero:
+    if rank == 0:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-    fabric.barrier()
-    state = {
-        "optimizer": optimizer.state_dict(),
-        "batches": generator.get_state(),
-        "noise": torch.get_rng_state(),
-        "device_noise": torch.cuda.get_rng_state(fabric.device) if fabric.device.type == "cuda" else None,
-    }
+    wait()
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    write_aside(aside / f"trainer_{fabric.global_rank}.pt", buffer.getvalue())
-    fabric.barrier()
-    if fabric.is_global_zero:
-        weights = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
-        write_aside(aside / "model.safetensors", safetensors.torch.save(weights))
-        meta = {"format": FORMAT, "version": VERSION, "step": step, "processes": fabric.world_size}
+    write_aside(aside / f"trainer_{rank}.pt", buffer.getvalue())
+    wait()
+    if rank == 0:
+        values = model.state_dict()
+        weights = {name: values[name].detach().contiguous() for name in set(_first_names(model).values())}
+        write_aside(aside / "model.safetensors", safetensors.torch.save(dict(sorted(weights.items()))))
+        meta = {"format": FORMAT, "version": VERSION, "step": step, "processes": processes}
         write_aside(aside / "meta.json", json.dumps(meta).encode())
         shutil.rmtree(target, ignore_errors=True)
         aside.rename(target)
         for old in sorted((run / "checkpoints").glob("step_*"))[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
-    fabric.barrier()
+    wait()
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -108,7 +137,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
     read_meta(path)
     try:
         weights = safetensors.torch.load_file(path / "model.safetensors")
-        model.load_state_dict(weights)
+        model.load_state_dict({name: weights[first] for name, first in _first_names(model).items() if first in weights})
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path / 'model.safetensors'} cannot be read ({error}); use an older checkpoint") from error
     except RuntimeError as error:
@@ -116,31 +145,35 @@ def load_weights(path: Path, model: nn.Module) -> None:
         raise UserError(f"{path} was made by another model than its config.yaml says: {first}") from error
 
 
-def restore(run: Path, model: nn.Module, optimizer: Any, generator: torch.Generator, rank: int) -> int:
-    """Bring model, optimiser and random states back to the newest checkpoint; returns its step, 0 if there is none.
+def restore(run: Path, model: nn.Module, rank: int = 0) -> tuple[int, dict[str, Any]] | None:
+    """Bring a model back to the newest checkpoint; returns its step and this process's state, None if there is none.
 
     Raises:
         UserError: damaged or foreign, or written by another number of processes.
     """
     path = latest(run)
     if path is None:
-        return 0
+        return None
     meta = read_meta(path)
     load_weights(path, model)
     file = path / f"trainer_{rank}.pt"
     if not file.is_file():
         raise UserError(f"{file} is missing: the run had {meta['processes']} processes; resume it with as many")
+    with reading(file), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about foreign files; the error says it in one line
+        return int(meta["step"]), torch.load(file, map_location="cpu", weights_only=True)
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Turn what a damaged or foreign trainer state raises, when it is read and when it is used, into one line.
+
+    Raises:
+        UserError: naming the file.
+    """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about foreign files; the error below says it in one line
-            state = torch.load(file, map_location="cpu", weights_only=True)
-        optimizer.load_state_dict(state["optimizer"])
-        generator.set_state(state["batches"])
-        torch.set_rng_state(state["noise"])
-        if state["device_noise"] is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["device_noise"])
+        yield
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
         raise UserError(
             f"{file} cannot be read ({type(error).__name__}); it is damaged or not ours, or from another kind of device"
         ) from error
-    return int(meta["step"])

@@ -14,6 +14,8 @@ USAGE = """usage: worldmodels COMMAND [key=value ...] [--debug]
 
   train            train a world model:      worldmodels train experiment=block_physics core=snps size=cpu seed=0
                    or a core on a task:      worldmodels train experiment=adding core=scoff size=cpu seed=0
+  train-agent      train an agent:           worldmodels train-agent experiment=gotoobjmaze core=scoff size=cpu seed=0
+  evaluate-agent   play whole episodes:      worldmodels evaluate-agent run=runs/... episodes=1000
   evaluate         score a run:              worldmodels evaluate run=runs/...
   rollout          draw what a run imagines: worldmodels rollout run=runs/... episode=3
   collect          record episodes:          worldmodels collect env=worldmodels/Shapes-v0 path=data/shapes episodes=100
@@ -63,8 +65,19 @@ class EvaluateArguments:
 
 
 @dataclass
+class EvaluateAgentArguments:
+    """Play whole episodes with agents; ``env`` holds options of the environment that differ from the training."""
+
+    run: str | None = None
+    runs: list[str] = field(default_factory=list)
+    episodes: int | None = None
+    env: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+
+
+@dataclass
 class RolloutArguments:
-    """Draw a run's pictures for one test episode, or one test example of a task."""
+    """Draw a run's pictures for one test episode, or one test example of a task; of an agent a video of an episode."""
 
     run: str = "???"
     episode: int = 0
@@ -203,6 +216,41 @@ def _evaluate(words: list[str]) -> None:
         print(run.path / EVALUATION)
 
 
+def _train_agent(words: list[str]) -> None:
+    from .agents.evaluation import table
+    from .agents.run import AgentRun, train_agent_command
+    from .report.tables import show
+
+    def report(run: AgentRun) -> None:
+        result = run.evaluate(quiet=not run.config["logger"]["progress"])
+        show(table({str(run.path): result}, f"{result['env']} after {result['steps']:,} steps"))
+        if run.config["logger"]["figures"]:
+            for path in run.draw():
+                print(path)
+        print(f"run: {run.path}")
+
+    train_agent_command(words, report)
+
+
+def _evaluate_agent(words: list[str]) -> None:
+    from .agents.evaluation import by_core, table
+    from .agents.run import load_agent
+    from .report.tables import show
+
+    arguments = _parsed(EvaluateAgentArguments, words)
+    paths = [*([arguments.run] if arguments.run else []), *arguments.runs]
+    if not paths:
+        raise UserError("no run was named; give run=runs/a, or runs=[runs/a,runs/b]")
+    variants = {"env": arguments.env} if arguments.env else None
+    evaluations = {}
+    for path in paths:
+        run = load_agent(path, device=arguments.device)
+        evaluations[path] = run.evaluate(episodes=arguments.episodes, variants=variants, quiet=False)
+    show(table(evaluations, "whole episodes, 95 % intervals over them"))
+    if len(paths) > 1:
+        show(by_core(list(evaluations.values()), "over seeds"))
+
+
 def _print_alarms(result: dict[str, Any]) -> None:
     print(f"effective rank of the slots {result['effective_rank']:.2f}, variance {result['variance']:.3g}")
     for alarm in result["alarms"]:
@@ -227,6 +275,12 @@ def _compare(words: list[str]) -> None:
             raise UserError(f"{file} is not JSON; run 'worldmodels evaluate run={path}' again") from error
     if not evaluations:
         raise UserError("no runs were named; give runs=[runs/a,runs/b]")
+    if all("agent" in evaluation for evaluation in evaluations.values()):
+        from .agents.evaluation import by_core, table
+
+        show(table(evaluations, "whole episodes, 95 % intervals over them"))
+        show(by_core(list(evaluations.values()), "over seeds"))
+        return
     tasks = {evaluation.get("task") for evaluation in evaluations.values()}
     if len(tasks) > 1:
         raise UserError(
@@ -241,10 +295,16 @@ def _compare(words: list[str]) -> None:
 
 
 def _rollout(words: list[str]) -> None:
-    from .run import load
+    from .run import is_agent, load
 
     arguments = _parsed(RolloutArguments, words)
-    for path in load(arguments.run).draw(quiet=False, episode=arguments.episode):
+    if is_agent(Path(arguments.run)):
+        from .agents.run import load_agent
+
+        written = load_agent(arguments.run).draw(episode=arguments.episode)
+    else:
+        written = load(arguments.run).draw(quiet=False, episode=arguments.episode)
+    for path in written:
         print(path)
 
 
@@ -351,6 +411,8 @@ def _check(words: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,
+    "train-agent": _train_agent,
+    "evaluate-agent": _evaluate_agent,
     "evaluate": _evaluate,
     "rollout": _rollout,
     "collect": _collect,

@@ -109,12 +109,17 @@ def offered(group: str, table: Mapping[str, Mapping[str, Any]]) -> dict[str, dic
     return names
 
 
-def register() -> None:
-    """Put schema and groups where Hydra finds them."""
+def register(*, transitions: bool = True) -> None:
+    """Put schema and groups where Hydra finds them.
+
+    Args:
+        transitions: cores begin with the sizes of a world model's transition.
+    """
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     for name, entry in offered("cores", CORES).items():
         node = {"num_slots": None, "slot_size": None, **constructor_options(entry["_target_"]), **entry}
+        node |= {} if transitions else {"slot_size": None}
         store.store(group="core", name=name, node=node)
     for name, entry in offered("encoders", ENCODERS).items():
         node = {"num_slots": 5, "slot_size": 4, **constructor_options(entry["_target_"]), **entry}

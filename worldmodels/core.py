@@ -121,8 +121,8 @@ def reset_where(starts: Bool[Tensor, " B"], initial: State, state: State) -> Sta
 class Pieces(NamedTuple):
     """A batch of sequences ``(T, B)`` cut where episodes begin, so that a loop over time needs no resets.
 
-    Pieces are sorted by length, the longest first, and laid one step after another: first the first steps of all S pieces, then
-    the second steps of those that have one, and so on (as in ``torch.nn.utils.rnn.PackedSequence``).
+    Pieces are sorted by length, the longest first, and laid one step after another: the first steps of all S pieces, then the
+    second steps of those that have one, and so on (as in ``torch.nn.utils.rnn.PackedSequence``).
     """
 
     sizes: list[int]  # how many pieces have a k-th step; the first entry is S
@@ -202,7 +202,7 @@ def unroll(
 
 
 def _run(core: RecurrentCore, tokens: Tokens, sizes: list[int], state: State) -> tuple[Tensor, State]:
-    """Run pieces laid one step after another, ``(sum of sizes, ...)``: slots in the same order, the state each piece ends in."""
+    """Run pieces laid one step after another, ``(sum of sizes, ...)``: slots in this order, and the state each ends in."""
     sequence = getattr(core, "sequence", None)
     mixed = any(leaf.dtype != tokens.features.dtype for leaf in state.values())  # precision, which single steps promote
     if sequence is not None and not mixed:

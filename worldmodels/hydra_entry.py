@@ -20,11 +20,30 @@ CONFIGS = "pkg://worldmodels.configs"
 def train_command(
     words: Sequence[str], after: Callable[[Run | TaskRun], None] = lambda run: None
 ) -> list[Run | TaskRun]:
+    """Train a world model, or a core on a task, see ``command``."""
+    return command(words, after, program="train", configs=CONFIGS, prepare=register, run=train_run, read=read_config)
+
+
+def command(
+    words: Sequence[str],
+    after: Callable[[Any], None],
+    *,
+    program: str,
+    configs: str,
+    prepare: Callable[[], None],
+    run: Callable[..., Any],
+    read: Callable[[Path], dict[str, Any]],
+) -> list[Any]:
     """Train what the words describe: overrides, ``-m`` for a sweep, ``resume=<folder>`` to go on with a run.
 
     Args:
         words: as on the command line.
         after: called with each run as soon as it has ended well.
+        program: the command's name.
+        configs: where its configurations lie.
+        prepare: puts schema and groups where Hydra finds them.
+        run: trains what a config describes, into a folder.
+        read: the config of a run's folder.
 
     Returns:
         The runs that ended well; none in processes that are not the first.
@@ -34,15 +53,16 @@ def train_command(
     """
     words = [_quoted(word) for word in words]
     for word in words:
-        if word.startswith("+") and not word.lstrip("+").startswith(("env.kwargs", "core.", "encoder.", "hydra")):
+        may_add = ("env.kwargs", "core.", "encoder.", "evaluation.variants", "hydra")
+        if word.startswith("+") and not word.lstrip("+").startswith(may_add):
             raise UserError(f"{word!r} would add a key that nothing reads; leave out the '+' to set an existing one")
-    runs: list[Run | TaskRun] = []
+    runs: list[Any] = []
     failures: list[Exception] = []
 
-    def finish(run: Run | TaskRun | None) -> None:
-        if run is not None:
-            runs.append(run)
-            after(run)
+    def finish(ended: Any) -> None:
+        if ended is not None:
+            runs.append(ended)
+            after(ended)
 
     resume = [word for word in words if word.startswith("resume=")]
     if resume:
@@ -50,16 +70,17 @@ def train_command(
         if others:
             raise UserError(f"resume= goes on with the run's own config; leave out {others[0]!r}")
         path = Path(resume[0].partition("=")[2].strip("'"))
-        finish(train_run(read_config(path), path, resume=True))
+        finish(run(read(path), path, resume=True))
         return runs
 
     def job(config: DictConfig) -> None:
         try:
-            finish(train_run(plain(config), Path(HydraConfig.get().runtime.output_dir)))
+            finish(run(plain(config), Path(HydraConfig.get().runtime.output_dir)))
         except Exception as error:
             failures.append(error)
 
-    _hydra(words, job)
+    prepare()
+    _hydra(words, job, program, configs)
     if failures:
         raise failures[0]
     return runs
@@ -70,25 +91,24 @@ def _quoted(word: str) -> str:
     key, separator, value = word.partition("=")
     if (
         separator
-        and key in ("run", "resume", "data.dir", "data.train.path", "data.test.path")
+        and key in ("run", "resume", "data.dir", "data.train.path", "data.test.path", "encoder.run")
         and value[:1] not in "'\""
     ):
         return f"{key}='{value}'"
     return word
 
 
-def _hydra(words: Sequence[str], job: Any) -> None:
-    register()
+def _hydra(words: Sequence[str], job: Any, program: str, configs: str) -> None:
     sweep = [word for word in words if word in ("-m", "--multirun")]  # argparse wants it before the overrides
     words = [*sweep, *(word for word in words if word not in sweep)]
     before, path_before = sys.argv, list(sys.path)
     full_error = os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["worldmodels train", *words]
+    sys.argv = [f"worldmodels {program}", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        hydra.main(version_base="1.3", config_path=CONFIGS, config_name="train")(job)()
+        hydra.main(version_base="1.3", config_path=configs, config_name="train")(job)()
     except Exception as error:
         line = user_error(error)
         if line is None:

@@ -80,6 +80,10 @@ class RunLog:
         """Move the progress bar."""
         self._progress.update(self._task, completed=step)
 
+    def say(self, line: str) -> None:
+        """A line for the user, above the bar."""
+        self._progress.console.print(f"worldmodels: {line}", highlight=False, soft_wrap=True)
+
     def close(self) -> None:
         """Close files and the bar."""
         self._progress.stop()

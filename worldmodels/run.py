@@ -101,7 +101,7 @@ def split(config: Mapping[str, Any], which: str, *, quiet: bool = False) -> Epis
         )
 
 
-def _claim(path: Path, config: str) -> None:
+def claim(path: Path, config: str) -> None:
     """Make a run's folder ours by creating its config, which succeeds for one process only."""
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -312,7 +312,7 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
     require_same_kind(model, test)
     if not resume and fabric.is_global_zero:
         about = {"observation_shape": list(data.observation_shape), "action": data.about["action"]}
-        _claim(path, OmegaConf.to_yaml(OmegaConf.create({**config, "model": about})))
+        claim(path, OmegaConf.to_yaml(OmegaConf.create({**config, "model": about})))
 
     def score(model: WorldModel) -> dict[str, float]:
         result = evaluate(model, test, **(config["evaluation"] | {"limit": settings.evaluate_episodes}))
@@ -350,7 +350,7 @@ def _train_task(
     _refuse_world_model_options(task.name, config, settings)
     check_settings(settings, fabric.world_size)
     if not resume and fabric.is_global_zero:
-        _claim(path, OmegaConf.to_yaml(OmegaConf.create({**config, "model": {"task": task.name}})))
+        claim(path, OmegaConf.to_yaml(OmegaConf.create({**config, "model": {"task": task.name}})))
     draw = task.batches(settings.batch_size // fabric.world_size, fabric.device)
 
     def losses(wrapped: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
@@ -423,17 +423,39 @@ def load(path: str | Path, *, device: str = "cpu") -> Run | TaskRun:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config in a run's folder.
+    """The config of a world model's or a task's run.
 
     Raises:
-        UserError: no run there, or not a config.
+        UserError: no such run there, or not a config.
+    """
+    return read_saved(path, TrainConfig)
+
+
+def is_agent(path: Path) -> bool:
+    """Whether a folder holds an agent's run."""
+    try:
+        return (path / CONFIG).is_file() and "ppo" in OmegaConf.load(path / CONFIG)
+    except (OmegaConfBaseException, YAMLError, OSError):
+        return False
+
+
+def read_saved(path: Path, schema: type) -> dict[str, Any]:
+    """The config in a run's folder, by the schema it was composed with; "model" says what the run is of.
+
+    Raises:
+        UserError: no run there, a run of another kind, or not a config.
     """
     if not (path / CONFIG).is_file():
         raise UserError(f"no run at {path}: it has no {CONFIG}; give the folder that 'worldmodels train' printed")
     try:
         saved: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(path / CONFIG))  # type: ignore[assignment]
         about = saved.pop("model")
-        return {**plain(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved)), "model": about}
+        if ("ppo" in saved) != hasattr(schema(), "ppo"):
+            kind, command = ("an agent", "-agent") if "ppo" in saved else ("no agent", "")
+            raise UserError(f"{path} is the run of {kind}; the command for it is train{command} or evaluate{command}")
+        return {**plain(OmegaConf.merge(OmegaConf.structured(schema), saved)), "model": about}
+    except UserError:
+        raise
     except (OmegaConfBaseException, YAMLError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{path / CONFIG} is not the config of a run of ours ({(str(error) or repr(error)).splitlines()[0]})"

@@ -190,7 +190,13 @@ def fit(
     generator = torch.Generator(device).manual_seed(seed * 1_000_003 + 500_009 + fabric.global_rank)
     step = 0
     if resume:
-        step = checkpoints.restore(run, model, optimizer, generator, fabric.global_rank)
+        restored = checkpoints.restore(run, model, fabric.global_rank)
+        if restored is not None:
+            step, state = restored
+            with checkpoints.reading(checkpoints.folder(run, step)):
+                optimizer.load_state_dict(state["optimizer"])
+                generator.set_state(state["batches"])
+                checkpoints.set_random_states(state)
     log = RunLog(run, step, settings.steps, quiet=quiet) if fabric.is_global_zero else None
     totals = torch.zeros((), device=device)  # of every loss and the gradient's norm since the last line
     first_bad = torch.full((), -1, dtype=torch.int64, device=device)
@@ -224,7 +230,8 @@ def fit(
                 totals = torch.zeros((), device=device)
                 clock, since = time.perf_counter(), step
             if step % settings.checkpoint_every == 0 or at_end:
-                checkpoints.save(run, step, model, optimizer, generator, fabric)
+                state = {"optimizer": optimizer.state_dict(), "batches": generator.get_state()}
+                checkpoints.save(run, step, model, state | checkpoints.random_states(device), fabric)
             if evaluate is not None and settings.evaluate_every and (step % settings.evaluate_every == 0 or at_end):
                 if log is not None:
                     log.write(step, evaluate(model))

@@ -1,0 +1,133 @@
+"""What people look at: learning curves of an agent, and its episodes with what its core chose under them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.colors
+import matplotlib.figure
+import numpy as np
+import torch
+from PIL import Image
+
+from ..report.choices import choice_map
+from ..report.figures import COLORS, save, series
+from .policy import RecurrentPolicy
+from .rollout import each
+from .vector import VectorEnvAdapter
+
+_PALE = (240, 240, 240)
+_WIDTH = 320  # pixels of a video
+_ROW = 10  # pixels of an object file's row in the strip
+_LONGEST = 1000  # steps of a video
+
+
+def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Return, and success where the environment tells it, against environment steps."""
+    names = [
+        (name, label)
+        for name, label in (("rollout/ep_rew_mean", "return"), ("rollout/success_rate", "success"))
+        if any(name in line for line in metrics)
+    ]
+    figure = matplotlib.figure.Figure(figsize=(5 * max(1, len(names)), 3.6))
+    axes = figure.subplots(1, max(1, len(names)), squeeze=False)[0]
+    for axis, (name, label) in zip(axes, names, strict=False):
+        axis.plot(*series(metrics, name), color=COLORS[0])
+        axis.set(xlabel="environment steps", ylabel=label, title=f"{label} of the last episodes while learning")
+    return save(figure, path)
+
+
+@torch.no_grad()
+def episode(policy: RecurrentPolicy, envs: VectorEnvAdapter, folder: Path, *, seed: int) -> list[Path]:
+    """Play an episode; a video with the core's choices so far as a strip under it, and the choice map of the whole.
+
+    In the strip a row is an object file and a column a step: the colour is the schema (or rule) it used, pale where it was
+    not active, as in SCOFF's Figures 3 and 13.
+
+    Args:
+        policy: the agent's policy.
+        envs: one environment, able to draw itself or showing pictures.
+        folder: where ``episode.gif`` and ``choices.png`` are written.
+        seed: of the environment.
+
+    Returns:
+        The paths; no video where there is nothing to see, no choice map where nothing is chosen.
+    """
+    envs.seed(seed)
+    core = policy.memory.core
+    observations, state = envs.start(), policy.initial_state(1)
+    starts = torch.ones(1, dtype=torch.bool)
+    frames: list[np.ndarray] = []
+    explained: list[dict[str, torch.Tensor]] = []
+    for _ in range(_LONGEST):
+        frame = _frame(envs, observations)
+        if frame is not None:
+            frames.append(frame)
+        here = each(lambda part: part.to(policy.device), observations)
+        features = policy.extract_features(here)
+        tokens = core.prepare(policy.memory.tokens(features[0] if isinstance(features, tuple) else features))
+        own = {name: leaf for name, leaf in state.items() if not name.startswith("critic/")}
+        explained.append({name: part[0].cpu() for name, part in core.explain(tokens, own).items()})
+        actions, _, _, state = policy.act(here, state, starts.to(policy.device))
+        step = envs.advance(policy.bounded(actions))
+        observations, starts = step.observations, torch.zeros(1, dtype=torch.bool)
+        if bool(step.terminated | step.truncated):
+            break
+    chosen = {name: torch.stack([part[name] for part in explained]) for name in explained[0]}
+    written = []
+    if frames:
+        strip = _strip(chosen, core.num_slots)
+        shown = [Image.fromarray(_with_strip(frame, strip, t + 1)) for t, frame in enumerate(frames)]
+        path = folder / "episode.gif"
+        shown[0].save(path, save_all=True, append_images=shown[1:], duration=120, loop=0)
+        written.append(path)
+    drawn = choice_map({name: part[:60] for name, part in chosen.items()}, core.num_slots, folder / "choices.png")
+    return written + ([drawn] if drawn else [])
+
+
+def _frame(envs: VectorEnvAdapter, observations: Any) -> np.ndarray | None:
+    """What the environment draws, or a picture among what the agent sees, (H, W, 3) uint8."""
+    drawn = envs.get_images()[0] if envs.render_mode == "rgb_array" else None
+    if drawn is not None:
+        return np.asarray(drawn)
+    parts = list(observations.values()) if isinstance(observations, dict) else [observations]
+    for part in parts:
+        if part.dim() == 4 and part.dtype == torch.uint8:
+            picture = part[0].movedim(0, -1).cpu().numpy()
+            return picture[..., :3] if picture.shape[-1] >= 3 else np.repeat(picture[..., -1:], 3, -1)
+    return None
+
+
+def _strip(chosen: Mapping[str, torch.Tensor], num_slots: int) -> np.ndarray | None:
+    """Colours of what each slot did at each step, (K, T, 3) uint8; None if the core chooses nothing of this kind."""
+    colors = (255 * np.array([matplotlib.colors.to_rgb(color) for color in COLORS])).astype(np.uint8)
+    active = chosen.get("active")
+    if "schema" in chosen:
+        choice = chosen["schema"]
+    elif "rule" in chosen and "primary" in chosen:  # (T, stages): the last stage that changed a slot
+        choice = torch.full((len(chosen["rule"]), num_slots), -1)
+        for stage in range(chosen["rule"].shape[1]):
+            choice.scatter_(1, chosen["primary"][:, stage, None], chosen["rule"][:, stage, None])
+    elif active is not None:
+        choice = torch.zeros(active.shape, dtype=torch.long)
+    else:
+        return None
+    hidden = choice < 0 if active is None else (choice < 0) | ~active.bool()
+    picture = colors[choice.clamp(min=0).numpy() % len(colors)]
+    picture[hidden.numpy()] = _PALE
+    return picture.transpose(1, 0, 2)
+
+
+def _with_strip(frame: np.ndarray, strip: np.ndarray | None, steps: int) -> np.ndarray:
+    """A frame, enlarged by whole pixels, above the strip of the first steps."""
+    scale = max(1, _WIDTH // frame.shape[1])
+    large = frame.repeat(scale, 0).repeat(scale, 1)
+    if strip is None:
+        return large
+    K, T, _ = strip.shape
+    seen = strip.copy()
+    seen[:, steps:] = 255
+    columns = np.minimum(np.arange(large.shape[1]) * T // large.shape[1], T - 1)
+    below = seen[:, columns].repeat(_ROW, 0)
+    line = np.full((4, large.shape[1], 3), 255, dtype=np.uint8)
+    return np.concatenate([large, line, below])

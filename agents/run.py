@@ -1,0 +1,480 @@
+"""An agent's run: what ``train-agent`` makes and goes on with, a folder."""
+
+import inspect
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, OmegaConf
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.utils import LinearSchedule
+
+from .. import checkpoints
+from ..config import LoggerConfig, register
+from ..data.collect import OUR_NAMESPACE, find_spec
+from ..errors import UserError
+from ..hydra_entry import command
+from ..logging import RunLog, progress_bar, read_metrics
+from ..run import CONFIG, EVALUATION, claim, read_saved
+from . import pictures
+from .evaluation import play, summary
+from .features import FEATURES, SlotFeatures
+from .recurrent_ppo import RecurrentPPO
+from .vector import VectorEnvAdapter
+
+
+@dataclass
+class AgentEnvConfig:
+    """Which environment, and how many copies of it an agent learns from."""
+
+    id: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    num_envs: int = 16
+
+
+@dataclass
+class FeaturesConfig:
+    """What a core reads: ``name`` is auto, flatten, nature, combined, babyai or slots; ``options`` are its own.
+
+    ``run`` is the folder of a world model whose encoder is taken (slots); ``frozen`` leaves its weights as they are.
+    """
+
+    name: str = "auto"
+    run: str | None = None
+    frozen: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class AgentTrainerConfig:
+    """How long and where.
+
+    ``steps`` are the environments'; ``anneal`` lets the learning rate fall to 0 along them; checkpoints and lines of metrics
+    come every so many rollouts; ``threads=0`` leaves torch's choice.
+    """
+
+    steps: int = 1_000_000
+    anneal: bool = False
+    checkpoint_every: int = 20
+    log_every: int = 1
+    device: str = "auto"
+    threads: int = 0
+
+
+@dataclass
+class AgentEvaluationConfig:
+    """Episodes an agent is scored on: ``variants`` maps a name to options of the environment that differ."""
+
+    episodes: int = 500
+    num_envs: int = 64
+    deterministic: bool = False
+    seed: int = 1_000_003
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def ppo_options() -> dict[str, Any]:
+    """The options of ``RecurrentPPO`` that a config sets, with their defaults."""
+    taken = (
+        "self",
+        "policy",
+        "env",
+        "core",
+        "core_kwargs",
+        "tensorboard_log",
+        "policy_kwargs",
+        "verbose",
+        "seed",
+        "device",
+    )
+    parameters = inspect.signature(RecurrentPPO.__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.name not in taken and not p.name.startswith("_")}
+
+
+@dataclass
+class AgentConfig:
+    """Everything ``train-agent`` can be told; ``label`` is the name of runs that differ in their seed only."""
+
+    experiment: str = "any"
+    size: str = "cpu"
+    label: str = ""
+    seed: int = 0
+    run: str = MISSING
+    resume: str = MISSING
+    env: AgentEnvConfig = field(default_factory=AgentEnvConfig)
+    encoder: FeaturesConfig = field(default_factory=FeaturesConfig)
+    core: dict[str, Any] = field(default_factory=dict)
+    net_arch: list[int] | None = None
+    ppo: dict[str, Any] = field(default_factory=ppo_options)
+    trainer: AgentTrainerConfig = field(default_factory=AgentTrainerConfig)
+    evaluation: AgentEvaluationConfig = field(default_factory=AgentEvaluationConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+
+def make_envs(env_id: str, num_envs: int, kwargs: Mapping[str, Any], device: str) -> VectorEnvAdapter:
+    """Vector environments of any id, as an agent sees them: ours in one batch on the device, Atari in ale-py's own.
+
+    MiniGrid and BabyAI ids get RGB pictures of the agent's view and the mission as words.
+
+    Raises:
+        UserError: no such environment, or it refuses the options.
+    """
+    spec = find_spec(env_id)
+    options = dict(kwargs)
+    try:
+        if spec.id.startswith(OUR_NAMESPACE) and spec.vector_entry_point is not None:
+            vector = gym.make_vec(
+                spec.id, num_envs=num_envs, vectorization_mode="vector_entry_point", device=device, **options
+            )
+        elif spec.id.startswith("ALE/"):
+            vector = gym.make_vec(spec.id, num_envs=num_envs, vectorization_mode="vector_entry_point", **options)
+        else:
+            if spec.id.startswith(("MiniGrid-", "BabyAI-")):
+                env_id, options = "worldmodels/MiniGrid-v0", {"env_id": spec.id, **options}
+            makers = [lambda: gym.make(env_id, **options)] * num_envs
+            vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
+        raise UserError(f"environment {env_id!r} with {options}: {str(error).splitlines()[0]}") from error
+    return VectorEnvAdapter(vector)
+
+
+def _policy(config: Mapping[str, Any], space: spaces.Space[Any]) -> tuple[str, dict[str, Any]]:
+    """SB3's name of a policy for an observation space, and its keyword arguments.
+
+    Raises:
+        UserError: an encoder that is not known.
+    """
+    chosen = config["encoder"]
+    name = "slots" if chosen["run"] else chosen["name"]
+    arch = {} if config["net_arch"] is None else {"net_arch": list(config["net_arch"])}
+    is_dict = isinstance(space, spaces.Dict)
+    policy = "MultiInputPolicy" if is_dict else "CnnPolicy" if len(space.shape or ()) == 3 else "MlpPolicy"
+    if name == "auto" and is_dict and {"image", "mission"} <= set(space.spaces):  # type: ignore[attr-defined]
+        name = "babyai"
+    if name in FEATURES:
+        options = dict(chosen["options"])
+        if FEATURES[name] is SlotFeatures:
+            options |= {"run": chosen["run"], "frozen": chosen["frozen"]}
+        return policy, arch | {"features_extractor_class": FEATURES[name], "features_extractor_kwargs": options}
+    usual = {"flatten": "MlpPolicy", "nature": "CnnPolicy", "combined": "MultiInputPolicy", "auto": policy}
+    if name not in usual:
+        raise UserError(f"encoder.name={name}; expected auto, flatten, nature, combined, {', '.join(FEATURES)}")
+    return usual[name], arch
+
+
+def build_agent(config: Mapping[str, Any], envs: VectorEnvAdapter) -> RecurrentPPO:
+    """The agent a config describes.
+
+    Raises:
+        UserError: options that do not fit together.
+    """
+    policy, policy_kwargs = _policy(config, envs.observation_space)
+    core, ppo = dict(config["core"]), dict(config["ppo"])
+    if config["trainer"]["anneal"]:
+        ppo["learning_rate"] = LinearSchedule(ppo["learning_rate"], 0.0, 1.0)
+    try:
+        return RecurrentPPO(
+            policy,
+            envs,
+            core.pop("_target_"),
+            core,
+            **ppo,
+            policy_kwargs=policy_kwargs,
+            seed=config["seed"],
+            device=config["trainer"]["device"],
+        )
+    except UserError:
+        raise
+    except (ValueError, TypeError, AssertionError, RuntimeError) as error:
+        raise UserError(f"agent: {str(error).splitlines()[0]}") from error
+
+
+class _Writer(KVWriter):
+    """SB3's logger into the files of a run."""
+
+    def __init__(self, log: RunLog):
+        self.log = log
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
+        """One line of metrics."""
+        values = {
+            name: float(value) for name, value in key_values.items() if isinstance(value, (int, float, np.number))
+        }
+        if "time/fps" in values:
+            values["time/steps_per_second"] = values.pop("time/fps")
+        self.log.write(step, values)
+
+    def close(self) -> None:
+        """The run closes its log itself."""
+
+
+class _Checkpoints(BaseCallback):
+    """Saves a run every so many rollouts and at the end, and moves the progress bar."""
+
+    def __init__(self, path: Path, every: int, log: RunLog):
+        super().__init__()
+        self.path, self.every, self.log = path, every, log
+
+    def _on_training_start(self) -> None:
+        self.rollouts, self.saved = 0, self.model.num_timesteps
+
+    def _on_rollout_start(self) -> None:
+        self.log.advance(self.model.num_timesteps)
+        if self.rollouts and self.rollouts % self.every == 0:
+            self._save()
+        self.rollouts += 1
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_training_end(self) -> None:
+        self.log.advance(self.model.num_timesteps)
+        self._save()
+
+    def _save(self) -> None:
+        if self.model.num_timesteps > self.saved:
+            assert isinstance(self.model, RecurrentPPO)
+            checkpoints.save(self.path, self.model.num_timesteps, self.model.policy, state_of(self.model))
+            self.saved = self.model.num_timesteps
+
+
+def state_of(model: RecurrentPPO) -> dict[str, Any]:
+    """Everything an agent needs to go on between two updates besides its weights: tensors and plain values."""
+    envs = model.env
+    numbers = {name: float(value) for name, value in model.logger.name_to_value.items()}
+    return {
+        "optimizer": model.policy.optimizer.state_dict(),
+        **checkpoints.random_states(torch.device(model.device)),
+        "envs": envs.snapshot() if isinstance(envs, VectorEnvAdapter) else None,
+        "state": model._state,
+        "starts": model._last_episode_starts,
+        "empty": model._empty,
+        "returns": model._returns.tolist(),
+        "lengths": model._lengths.tolist(),
+        "episodes": [(info["r"], info["l"]) for info in model.ep_info_buffer or ()],
+        "successes": [bool(value) for value in model.ep_success_buffer or ()],
+        "updates": model._n_updates,
+        "logged": numbers,
+    }
+
+
+def go_on(model: RecurrentPPO, steps: int, state: Mapping[str, Any]) -> bool:
+    """Bring an agent to where ``state_of`` found it, after so many environment steps.
+
+    Returns:
+        Whether its environments stand there too; those that cannot save where they are begin new episodes.
+    """
+    envs = model.env
+    assert isinstance(envs, VectorEnvAdapter)
+    model.policy.optimizer.load_state_dict(state["optimizer"])
+    model.num_timesteps, model._n_updates = steps, state["updates"]
+    window = model._stats_window_size
+    model.ep_info_buffer = deque(({"r": r, "l": length} for r, length in state["episodes"]), maxlen=window)
+    model.ep_success_buffer = deque(state["successes"], maxlen=window)
+    for name, value in state["logged"].items():
+        model.logger.name_to_value[name] = value
+    B, device = envs.num_envs, model.device
+    exact = state["envs"] is not None
+    if exact:
+        model._last_obs = envs.restore(state["envs"])  # type: ignore[assignment]
+        model._state = {name: leaf.to(device) for name, leaf in state["state"].items()}
+        model._last_episode_starts = state["starts"].to(device)
+        model._empty = state["empty"].to(device)
+        model._returns, model._lengths = np.array(state["returns"]), np.array(state["lengths"])
+    else:
+        model._last_obs = envs.start()  # type: ignore[assignment]
+        with torch.no_grad():
+            model._state = {name: leaf.clone() for name, leaf in model.policy.initial_state(B).items()}
+        model._last_episode_starts = torch.ones(B, dtype=torch.bool, device=device)  # type: ignore[assignment]
+        model._empty = torch.zeros(B, dtype=torch.bool, device=device)
+        model._returns, model._lengths = np.zeros(B), np.zeros(B, dtype=int)
+    checkpoints.set_random_states(dict(state))
+    return exact
+
+
+class AgentRun:
+    """A trained agent and its folder.
+
+    Args:
+        path: the folder.
+        config: what it was trained with.
+        model: the agent.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any], model: RecurrentPPO):
+        self.path = path
+        self.config = config
+        self.model = model
+
+    def evaluate(
+        self,
+        *,
+        episodes: int | None = None,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
+        quiet: bool = True,
+    ) -> dict[str, Any]:
+        """Play whole episodes of the environment and its variants, and write ``evaluation.json``.
+
+        Args:
+            episodes: of each variant; None for the config's.
+            variants: options of the environment that differ, by name; None for the config's.
+            quiet: no progress bar.
+
+        Returns:
+            The scores with 95 % intervals over episodes, by variant; "as trained" is the first.
+        """
+        settings = self.config["evaluation"]
+        episodes = settings["episodes"] if episodes is None else episodes
+        if episodes < 1:
+            raise UserError(f"episodes={episodes}; give at least 1")
+        chosen = {"as trained": {}, **(settings["variants"] if variants is None else variants)}
+        core = self.model.policy.memory.core
+        result: dict[str, Any] = {
+            "agent": True,
+            "env": self.config["env"]["id"],
+            "core": type(core).__name__,
+            "label": self.config["label"] or type(core).__name__.lower(),
+            "seed": self.config["seed"],
+            "steps": self.model.num_timesteps,
+            "parameters": sum(p.numel() for p in self.model.policy.parameters()),
+            "core_parameters": sum(p.numel() for p in core.parameters()),
+            "deterministic": settings["deterministic"],
+            "variants": {},
+        }
+        for name, options in chosen.items():
+            envs = make_envs(
+                self.config["env"]["id"],
+                min(settings["num_envs"], episodes),
+                {**self.config["env"]["kwargs"], **options},
+                str(self.model.device),
+            )
+            with progress_bar(f"playing {name}") as bar:
+                bar.disable |= quiet
+                task = bar.add_task("", total=episodes, note="episodes")
+                played = play(
+                    self.model.policy,
+                    envs,
+                    episodes,
+                    deterministic=settings["deterministic"],
+                    seed=settings["seed"],
+                    progress=lambda done, task=task, bar=bar: bar.update(task, completed=done),
+                )
+            envs.close()
+            result["variants"][name] = {**summary(played), "options": dict(options)}
+        checkpoints.write_aside(self.path / EVALUATION, json.dumps(result, indent=1).encode())
+        return result
+
+    def draw(self, *, episode: int = 0) -> list[Path]:
+        """Write the learning curve and a video of an episode into ``figures/`` and return their paths."""
+        folder = self.path / "figures"
+        folder.mkdir(exist_ok=True)
+        written = []
+        metrics = read_metrics(self.path)
+        if metrics:
+            written.append(pictures.curves(metrics, folder / "curves.png"))
+        if episode < 0:
+            raise UserError(f"episode={episode}; episodes are numbered from 0")
+        env = self.config["env"]
+        try:
+            envs = make_envs(env["id"], 1, {**env["kwargs"], "render_mode": "rgb_array"}, "cpu")
+        except UserError:  # it does not draw itself
+            envs = make_envs(env["id"], 1, env["kwargs"], "cpu")
+        seed = self.config["evaluation"]["seed"] + episode
+        return written + pictures.episode(self.model.policy, envs, folder, seed=seed)
+
+
+def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) -> AgentRun:
+    """Train the agent a config describes, or go on with it, writing into a run folder.
+
+    Raises:
+        UserError: something the user can mend.
+    """
+    if not resume and (path / CONFIG).exists():
+        raise UserError(f"{path} holds a run already; go on with resume={path}, or choose another folder")
+    if config["env"]["id"] is None:
+        raise UserError("no environment was named; give env.id=<a Gymnasium id>, or experiment=gotoobjmaze")
+    settings = config["trainer"]
+    if settings["threads"]:
+        torch.set_num_threads(settings["threads"])
+    envs = make_envs(
+        config["env"]["id"], config["env"]["num_envs"], config["env"]["kwargs"], _device(settings["device"])
+    )
+    model = build_agent(config, envs)
+    if not resume:
+        claim(path, OmegaConf.to_yaml(OmegaConf.create({**config, "model": {"agent": True}})))
+    restored = checkpoints.restore(path, model.policy) if resume else None
+    done = restored[0] if restored else 0
+    quiet = not config["logger"]["progress"]
+    log = RunLog(path, done, settings["steps"], quiet=quiet)
+    model.set_logger(Logger(None, [_Writer(log)]))
+    try:
+        if restored:
+            with checkpoints.reading(checkpoints.folder(path, done)):
+                exact = go_on(model, done, restored[1])
+            if not exact:
+                log.say("the environments cannot save where they are: their episodes begin anew")
+        if done < settings["steps"]:
+            callback = _Checkpoints(path, settings["checkpoint_every"], log)
+            model.learn(settings["steps"] - done, callback, settings["log_every"], reset_num_timesteps=not restored)
+    finally:
+        log.close()
+        envs.close()
+    return AgentRun(path, config, model)
+
+
+def _device(name: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def load_agent(path: str | Path, *, device: str = "cpu") -> AgentRun:
+    """Open an agent's run folder: its config, and the agent at its newest checkpoint, on a device.
+
+    Raises:
+        UserError: no run of an agent there, or a damaged one.
+    """
+    path = Path(path)
+    config = read_saved(path, AgentConfig)
+    newest = checkpoints.latest(path)
+    if newest is None:
+        raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
+    envs = make_envs(config["env"]["id"], config["env"]["num_envs"], config["env"]["kwargs"], device)
+    model = build_agent({**config, "trainer": {**config["trainer"], "device": device}}, envs)
+    checkpoints.load_weights(newest, model.policy)
+    model.num_timesteps = int(checkpoints.read_meta(newest)["step"])
+    return AgentRun(path, config, model)
+
+
+def register_agents() -> None:
+    """Put the schema and the groups of ``train-agent`` where Hydra finds them."""
+    register(transitions=False)
+    ConfigStore.instance().store(name="agent_schema", node=AgentConfig)
+
+
+def train_agent_command(words: Sequence[str], after: Callable[[AgentRun], None] = lambda run: None) -> list[AgentRun]:
+    """Train agents: overrides, ``-m`` for a sweep, ``resume=<folder>`` to go on with a run."""
+    return command(
+        words,
+        after,
+        program="train-agent",
+        configs="pkg://worldmodels.configs.agents",
+        prepare=register_agents,
+        run=train_agent_run,
+        read=lambda path: read_saved(path, AgentConfig),
+    )
+
+
+def train(*overrides: str) -> AgentRun:
+    """Train an agent from Python with the overrides of the command line; returns the run (of a sweep the last one).
+
+    >>> worldmodels.agents.train("experiment=gotoobjmaze", "core=scoff", "size=cpu")  # doctest: +SKIP
+    """
+    return train_agent_command(overrides)[-1]
