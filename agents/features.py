@@ -65,7 +65,7 @@ class BabyAIFeatures(BaseFeaturesExtractor):
 
     def __init__(
         self,
-        observation_space: spaces.Dict,
+        observation_space: spaces.Space[Any],
         features_dim: int = 128,
         *,
         channels: int = 64,
@@ -163,13 +163,14 @@ class SlotFeatures(BaseFeaturesExtractor):
         K, D = built.num_slots, built.slot_size * len(parts)
         super().__init__(observation_space, K * D)
         self.token_shape = (K, D)
+        self.names = list(observation_space) if isinstance(observation_space, spaces.Dict) else []
         self.encoder = _AsItIs(built)
         if frozen:
             self.encoder.requires_grad_(False)
 
     def forward(self, observations: Any) -> Tensor:
         """Slots side by side, ``(B, K D)``, of preprocessed pictures with channels first."""
-        pictures = list(observations.values()) if isinstance(observations, dict) else [observations]
+        pictures = [observations[name] for name in self.names] if self.names else [observations]
         together = (
             (torch.cat(pictures).movedim(1, -1) * 255).round().to(torch.uint8)
         )  # encoders take what environments give

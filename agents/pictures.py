@@ -18,7 +18,7 @@ from .vector import VectorEnvAdapter
 
 _PALE = (240, 240, 240)
 _WIDTH = 320  # pixels of a video
-_ROW = 10  # pixels of an object file's row in the strip
+_ROW = 16  # pixels of an object file's row in the strip
 _LONGEST = 1000  # steps of a video
 
 

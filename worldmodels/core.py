@@ -205,7 +205,7 @@ def _run(core: RecurrentCore, tokens: Tokens, sizes: list[int], state: State) ->
     """Run pieces laid one step after another, ``(sum of sizes, ...)``: slots in this order, and the state each ends in."""
     sequence = getattr(core, "sequence", None)
     mixed = any(leaf.dtype != tokens.features.dtype for leaf in state.values())  # precision, which single steps promote
-    if sequence is not None and not mixed:
+    if sequence is not None and len(sizes) > 1 and not mixed:
         return sequence(tokens, sizes, state)
     parts = [[None] * len(sizes) if part is None else part.split(sizes) for part in tokens]
     slots, ended = [], []
