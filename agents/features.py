@@ -17,6 +17,7 @@ from ..cores.gru import GRU
 from ..encoders import ENCODERS, Encoder
 
 INSTRUCTIONS = ("film", "token")
+_TILE = 8  # pixels of a side
 
 
 class FiLM(nn.Module):
@@ -63,6 +64,8 @@ class BabyAIFeatures(BaseFeaturesExtractor):
         ValueError: another observation space.
     """
 
+    takes_raw = True
+
     def __init__(
         self,
         observation_space: spaces.Space[Any],
@@ -80,37 +83,45 @@ class BabyAIFeatures(BaseFeaturesExtractor):
             raise ValueError(
                 f"observations are {observation_space}; expected a dict of a picture and a mission of words"
             )
-        if image.shape[1] % 8 or image.shape[2] % 8:
-            raise ValueError(f"pictures are {image.shape}; expected tiles of 8 x 8 pixels")
+        if image.shape[1] % _TILE or image.shape[2] % _TILE:
+            raise ValueError(f"pictures are {image.shape}; expected tiles of {_TILE} x {_TILE} pixels")
         N = 1 if instruction == "film" else 2
         super().__init__(observation_space, N * features_dim)
         self.token_shape = (N, features_dim)
         self.instruction = instruction
         self.length, vocabulary = len(mission.nvec), int(mission.nvec[0])
-        self.embedding = nn.Linear(vocabulary, words, bias=False)  # SB3 hands words on as one-hot vectors
+        self.embedding = nn.Linear(vocabulary, words, bias=False)
         self.reader = GRU(words, 1, words)  # not nn.GRU, which on a GPU refuses to be trained in evaluation mode
-        self.tiles = nn.Conv2d(image.shape[0], channels, 8, stride=8)
+        self.tiles = nn.Conv2d(image.shape[0], channels, _TILE, stride=_TILE)
         instruction_size = words if instruction == "film" else 1
         self.blocks = nn.ModuleList([FiLM(channels, instruction_size) for _ in range(2)])
         self.out = nn.Linear(channels, features_dim)
         self.say = nn.Linear(words, features_dim) if instruction == "token" else None
 
     def forward(self, observations: dict[str, Tensor]) -> Tensor:
-        """Tokens side by side, ``(B, N F)``, of preprocessed observations."""
-        onehot = observations["mission"].unflatten(1, (self.length, -1))
-        mission = self._read(onehot)
-        x = F.relu(self.tiles(observations["image"]))
-        given = mission if self.instruction == "film" else mission.new_zeros(len(mission), 1)
+        """Tokens side by side, ``(B, N F)``, of observations as they are, or as SB3 preprocesses them."""
+        mission = self._read(observations["mission"])
+        image = observations["image"]
+        # Pixels are bytes; dividing the weights by 255 instead of them saves a pass over every picture.
+        weight = self.tiles.weight / 255 if image.dtype == torch.uint8 else self.tiles.weight
+        x = F.relu(F.conv2d(image.to(weight.dtype), weight, self.tiles.bias, stride=_TILE))
+        given = mission if self.instruction == "film" else mission.new_zeros(len(image), 1)
         for block in self.blocks:
             x = block(x, given)
         seen = F.relu(self.out(x.amax((2, 3))))
         return seen if self.say is None else torch.cat([seen, F.relu(self.say(mission))], dim=1)
 
-    def _read(self, onehot: Tensor) -> Tensor:
-        """What is left of the words after the last, ``(B, words)``; zeros fill up short missions and are not read."""
-        words = self.embedding(onehot).transpose(0, 1)[:, :, None]  # (L, B, 1, words)
-        heard, _ = unroll(self.reader, Tokens(words), self.reader.initial_state(len(onehot)))
-        last = ((onehot[..., 0] == 0).sum(1) - 1).clamp(min=0)  # word 0 is none
+    def _read(self, mission: Tensor) -> Tensor:
+        """What is left of the words after the last, ``(B, words)``; zeros fill up short missions and are not read.
+
+        Args:
+            mission: numbers of words ``(B, L)``, or one-hot vectors side by side ``(B, L vocabulary)``.
+        """
+        if mission.is_floating_point():
+            mission = mission.unflatten(1, (self.length, -1)).argmax(-1)
+        words = F.embedding(mission, self.embedding.weight.t()).transpose(0, 1)[:, :, None]  # (L, B, 1, words)
+        heard, _ = unroll(self.reader, Tokens(words), self.reader.initial_state(len(mission)))
+        last = ((mission > 0).sum(1) - 1).clamp(min=0)
         return heard[last, torch.arange(len(last), device=last.device), 0]
 
 

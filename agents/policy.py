@@ -1,6 +1,6 @@
 """An actor-critic policy of Stable-Baselines3 with one of our cores as its memory."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,11 @@ class Memory(nn.Module):
                 f"their size ({F}); got {num_slots} slots of {slot_size}"
             )
         self.size = num_slots * slot_size + (N * F if self.passes_features else 0)
+
+    def core_parameters(self) -> Iterator[nn.Parameter]:
+        """The core's parameters, without what lies before and after it."""
+        assert isinstance(self.core, nn.Module)
+        return self.core.parameters()
 
     def tokens(self, features: Tensor) -> Tokens:
         """Features ``(..., N F)`` as the core's tokens."""
@@ -133,6 +138,12 @@ class RecurrentPolicy(ActorCriticPolicy):
         if self.critic_memory is not None:
             state |= {f"critic/{k}": v for k, v in self.critic_memory.core.initial_state(batch_size).items()}
         return state
+
+    def extract_features(self, obs: Any, features_extractor: Any = None) -> Any:
+        """Features of observations, preprocessed by SB3 unless an extractor says that it ``takes_raw`` ones."""
+        if self.share_features_extractor and getattr(self.features_extractor, "takes_raw", False):
+            return self.features_extractor(obs)
+        return super().extract_features(obs, features_extractor)
 
     def remember(self, observations: Observation, state: State, starts: Tensor) -> tuple[Tensor, Tensor, State]:
         """What actor and critic read at every step.

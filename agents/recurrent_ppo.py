@@ -65,7 +65,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
         ValueError: sizes that do not fit together.
     """
 
-    policy: RecurrentPolicy  # type: ignore[assignment]
+    policy: RecurrentPolicy
     rollout_buffer: Rollout  # type: ignore[assignment]
     policy_aliases: ClassVar[dict[str, type]] = {
         "MlpPolicy": RecurrentPolicy,
@@ -173,7 +173,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_state", "_empty", "_returns", "_lengths"]
 
-    def _setup_learn(  # type: ignore[override]
+    def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
     ) -> tuple[int, BaseCallback]:
         fresh = reset_num_timesteps or self._last_obs is None
@@ -186,7 +186,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
             self._returns, self._lengths = np.zeros(self.n_envs), np.zeros(self.n_envs, dtype=int)
         return result
 
-    def learn(  # type: ignore[override]
+    def learn(
         self: Self,
         total_timesteps: int,
         callback: Any = None,
@@ -203,7 +203,9 @@ class RecurrentPPO(OnPolicyAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: Rollout, n_rollout_steps: int
     ) -> bool:
         """Fill the rollout; returns False if a callback stops training."""
-        buffer, starts, empty, state = rollout_buffer, self._last_episode_starts, self._empty, self._state
+        buffer, empty, state = rollout_buffer, self._empty, self._state
+        starts: Tensor = self._last_episode_starts  # type: ignore[assignment]
+        infos: list[dict[str, Any]]
         buffer.states.clear()
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
@@ -223,7 +225,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
                 step, infos = env.advance(clipped_actions), []
             else:
                 step, infos = _sb3_step(env, clipped_actions)
-            step = Step(*(None if part is None else _on(part, self.device) for part in step))
+            step = _on(step, self.device)
             self.num_timesteps += env.num_envs
             new_obs, rewards, dones = step.observations, step.rewards, step.terminated | step.truncated
             buffer.rewards[t], buffer.terminated[t], buffer.truncated[t] = rewards, step.terminated, step.truncated
@@ -367,10 +369,14 @@ class RecurrentPPO(OnPolicyAlgorithm):
 
 
 def _on(part: Any, device: Any) -> Any:
-    """A part of a step on a device."""
+    """A step, or a part of it, on a device."""
+    if part is None or isinstance(part, Tensor):
+        return part if part is None else part.to(device)
+    if isinstance(part, Step):
+        return Step(*(_on(one, device) for one in part))
     if isinstance(part, tuple):
         return tuple(_on(one, device) for one in part)
-    return each(lambda tensor: tensor.to(device), part)
+    return {name: _on(one, device) for name, one in part.items()}
 
 
 def _put(room: Any, t: int, observation: Any) -> None:

@@ -5,6 +5,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
+from rich.progress import Progress, TaskID
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.utils import LinearSchedule
@@ -301,6 +303,10 @@ def go_on(model: RecurrentPPO, steps: int, state: Mapping[str, Any]) -> bool:
     return exact
 
 
+def _advance(bar: Progress, task: TaskID, done: int) -> None:
+    bar.update(task, completed=done)
+
+
 class AgentRun:
     """A trained agent and its folder.
 
@@ -346,7 +352,7 @@ class AgentRun:
             "seed": self.config["seed"],
             "steps": self.model.num_timesteps,
             "parameters": sum(p.numel() for p in self.model.policy.parameters()),
-            "core_parameters": sum(p.numel() for p in core.parameters()),
+            "core_parameters": sum(p.numel() for p in self.model.policy.memory.core_parameters()),
             "deterministic": settings["deterministic"],
             "variants": {},
         }
@@ -366,7 +372,7 @@ class AgentRun:
                     episodes,
                     deterministic=settings["deterministic"],
                     seed=settings["seed"],
-                    progress=lambda done, task=task, bar=bar: bar.update(task, completed=done),
+                    progress=partial(_advance, bar, task),
                 )
             envs.close()
             result["variants"][name] = {**summary(played), "options": dict(options)}

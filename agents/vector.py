@@ -1,6 +1,7 @@
 """Gymnasium's vector environments, ours among them, as Stable-Baselines3 knows environments."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -140,7 +141,7 @@ class VectorEnvAdapter(VecEnv):
             rows = torch.from_numpy(np.flatnonzero(dones))
             final = each(lambda part: part.cpu().numpy(), self._tensors(_rows(last, rows)))
             for i, row in enumerate(rows.tolist()):
-                told[row]["terminal_observation"] = each(lambda part, i=i: part[i], final)
+                told[row]["terminal_observation"] = each(itemgetter(i), final)
                 told[row]["TimeLimit.truncated"] = bool(truncated[row] and not terminated[row])
                 told[row]["episode"] = {"r": float(self._returns[row]), "l": int(self._lengths[row]), "t": 0.0}
                 if success is not None:
@@ -181,7 +182,7 @@ class VectorEnvAdapter(VecEnv):
     def get_images(self) -> Sequence[np.ndarray | None]:
         """What the environments draw."""
         images = self.vector_env.render()
-        return [None] * self.num_envs if images is None else list(images)
+        return [None] * self.num_envs if images is None else [np.asarray(image) for image in images]
 
 
 def _success(infos: dict[str, Any]) -> Tensor | None:

@@ -126,7 +126,7 @@ class Pieces(NamedTuple):
     """
 
     sizes: list[int]  # how many pieces have a k-th step; the first entry is S
-    index: Tensor  # (T B,), where in the flattened (T, B) each step of a piece comes from
+    source: Tensor  # (T B,), where in the flattened (T, B) each step of a piece comes from
     env: Tensor  # (S,), which sequence a piece was cut from
     fresh: Tensor  # (S,) bool, whether it begins with an episode
     last: Tensor  # (B,), the last piece of each sequence
@@ -189,16 +189,21 @@ def unroll(
     if starts is None or T == 1:
         if starts is not None:
             state = reset_where(starts[0], core.initial_state(B), state)
-        flat = Tokens(*(None if part is None else part.flatten(0, 1) for part in tokens))
-        slots, state = _run(core, flat, [B] * T, state)
+        slots, state = _run(core, _flattened(tokens), [B] * T, state)
         return slots.unflatten(0, (T, B)), state
     pieces = cut(starts)
-    flat = Tokens(*(None if part is None else part.flatten(0, 1)[pieces.index] for part in tokens))
     given = {name: leaf[pieces.env] for name, leaf in state.items()}
     given = reset_where(pieces.fresh, core.initial_state(len(pieces.env)), given)
-    slots, state = _run(core, flat, pieces.sizes, given)
-    whole = torch.empty_like(slots).index_copy(0, pieces.index, slots)
+    slots, state = _run(core, _flattened(tokens).at(pieces.source), pieces.sizes, given)
+    whole = torch.empty_like(slots).index_copy(0, pieces.source, slots)
     return whole.unflatten(0, (T, B)), {name: leaf[pieces.last] for name, leaf in state.items()}
+
+
+def _flattened(tokens: Tokens) -> Tokens:
+    """Tokens ``(T, B, ...)`` as ``(T B, ...)``."""
+    positions = None if tokens.positions is None else tokens.positions.flatten(0, 1)
+    mask = None if tokens.mask is None else tokens.mask.flatten(0, 1)
+    return Tokens(tokens.features.flatten(0, 1), positions, mask)
 
 
 def _run(core: RecurrentCore, tokens: Tokens, sizes: list[int], state: State) -> tuple[Tensor, State]:

@@ -14,9 +14,7 @@ class _Sequence(torch.autograd.Function):
     """All steps of the GRU, and all of them back again; for why see ``cores/lstm.py``."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, hidden: Tensor, sizes: list[int]
-    ) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, hidden: Tensor, sizes: list[int]) -> Tensor:
         N, D = len(inputs), weight.shape[1]
         before, after = inputs.new_empty(2, N, D).unbind(0)
         recurrent = torch.empty_like(inputs)
@@ -32,7 +30,7 @@ class _Sequence(torch.autograd.Function):
         return after
 
     @staticmethod
-    def backward(ctx: Any, grad_after: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_after: Tensor) -> Any:
         inputs, recurrent, weight, before = ctx.saved_tensors
         N, D = before.shape
         r, u = torch.sigmoid(inputs[:, : 2 * D] + recurrent[:, : 2 * D]).split(D, dim=-1)

@@ -19,31 +19,32 @@ class _Sequence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, gates: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor, sizes: list[int]
     ) -> tuple[Tensor, Tensor]:
-        N, D = len(gates), weight.shape[1]
+        N, D, S = len(gates), weight.shape[1], sizes[0]
         gates = gates.clone()
-        before, cell_before, after, cell_after = gates.new_empty(4, N, D).unbind(0)
-        start = 0
+        hiddens, cells = gates.new_empty(2, S + N, D).unbind(0)  # the first S rows are before the first step
+        hiddens[:S], cells[:S] = hidden, cell
+        previous, start = 0, 0
         for size in sizes:
-            at = slice(start, start + size)
-            before[at], cell_before[at] = hidden[:size], cell[:size]
-            now = gates[at].addmm_(before[at], weight.t())
+            before, after = slice(previous, previous + size), slice(S + start, S + start + size)
+            now = gates[start : start + size].addmm_(hiddens[before], weight.t())
             i, f, o, g = now.split(D, dim=-1)
             now[:, : 3 * D].sigmoid_()
             g.tanh_()
-            cell = torch.addcmul(f * cell_before[at], i, g, out=cell_after[at])
-            hidden = torch.mul(o, torch.tanh(cell), out=after[at])
-            start += size
-        ctx.save_for_backward(gates, weight, before, cell_before, cell_after)
+            new = torch.mul(f, cells[before], out=cells[after]).addcmul_(i, g)
+            torch.mul(o, torch.tanh(new), out=hiddens[after])
+            previous, start = S + start, start + size
+        ctx.save_for_backward(gates, weight, hiddens, cells)
         ctx.sizes = sizes
-        return after, cell_after
+        return hiddens[S:], cells[S:]
 
     @staticmethod
-    def backward(ctx: Any, grad_after: Tensor, grad_cell_after: Tensor) -> Any:  # type: ignore[override]
-        gates, weight, before, cell_before, cell_after = ctx.saved_tensors
-        N, D = before.shape
+    def backward(ctx: Any, grad_after: Tensor, grad_cell_after: Tensor) -> Any:
+        gates, weight, hiddens, cells = ctx.saved_tensors
+        N, D = len(gates), weight.shape[1]
+        before, cell_before, cell_after = _before(hiddens, ctx.sizes), _before(cells, ctx.sizes), cells[ctx.sizes[0] :]
         i, f, o, g = gates.split(D, dim=-1)
         squashed = torch.tanh(cell_after)
         through = o * (1 - squashed.square())  # from h' to c'
@@ -62,6 +63,18 @@ class _Sequence(torch.autograd.Function):
             end -= size
         flat = grads.view(N, 4 * D)
         return flat, flat.t() @ before, grad_hidden, grad_cell, None
+
+
+def _before(after: Tensor, sizes: list[int]) -> Tensor:
+    """What each step began with, ``(N, D)``, of what there was before the first step and after each, ``(S + N, D)``."""
+    S = sizes[0]
+    if sizes[-1] == S:
+        return after[:-S]
+    starts = [0]
+    for size in sizes[:-1]:
+        starts.append(starts[-1] + size)
+    previous = [0, *(S + start for start in starts[:-1])]
+    return torch.cat([after[at : at + size] for at, size in zip(previous, sizes, strict=True)])
 
 
 class LSTM(nn.Module):
@@ -100,12 +113,12 @@ class LSTM(nn.Module):
         }
 
     def prepare(self, tokens: Tokens) -> Tokens:
-        """The input's part of the gates for every step, as features ``(..., 1, 4 K D)``."""
-        return Tokens(self.input(present(tokens).flatten(-2))[..., None, :])
+        """The tokens side by side, ``(..., 1, N F)``; torch's own kernel multiplies them with the weights itself."""
+        return Tokens(present(tokens).flatten(-2)[..., None, :])
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: the hidden vector as slots, ``(B, K, D)``, and the next state."""
-        gates = tokens.features.squeeze(1) + F.linear(state["hidden"], self.recurrent.weight)
+        gates = self.input(tokens.features.squeeze(1)) + F.linear(state["hidden"], self.recurrent.weight)
         hidden, cell = lstm_update(gates, state["cell"])
         return hidden.unflatten(1, (self.num_slots, self.slot_size)), {"hidden": hidden, "cell": cell}
 
@@ -113,18 +126,31 @@ class LSTM(nn.Module):
         """What ``unroll`` does step by step, for all steps at once; equal but for rounding.
 
         Args:
-            tokens: prepared, pieces laid one step after another (see ``core.Pieces``), ``(sum of sizes, 1, 4 K D)``.
+            tokens: prepared, pieces laid one step after another (see ``core.Pieces``), ``(sum of sizes, 1, N F)``.
             sizes: how many pieces have a k-th step.
             state: before the first step of each piece.
 
         Returns:
             Slots ``(sum of sizes, K, D)``, and the state each piece ends in.
         """
-        gates = tokens.features.squeeze(1)
+        inputs = tokens.features.squeeze(1)
+        if sizes[0] == sizes[-1]:
+            return self._whole(inputs.unflatten(0, (len(sizes), sizes[0])), state)
+        gates = self.input(inputs)
         hidden, cell = _Sequence.apply(gates, self.recurrent.weight, state["hidden"], state["cell"], sizes)
         ends = last_steps(sizes, gates.device)
         slots = hidden.unflatten(-1, (self.num_slots, self.slot_size))
         return slots, {"hidden": hidden[ends], "cell": cell[ends]}
+
+    def _whole(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        """Pieces of equal length ``(T, S, N F)`` by torch's own kernel, which has the gates in the order i, f, g, o."""
+        order = torch.arange(4 * state["cell"].shape[1], device=inputs.device).view(4, -1)[[0, 1, 3, 2]].flatten()
+        weights = [part[order] for part in (self.input.weight, self.recurrent.weight, self.input.bias)]
+        weights.append(torch.zeros_like(weights[-1]))
+        start = (state["hidden"][None].contiguous(), state["cell"][None].contiguous())
+        hidden, last, cell = torch._VF.lstm(inputs, start, weights, True, 1, 0.0, True, False, False)
+        slots = hidden.flatten(0, 1).unflatten(-1, (self.num_slots, self.slot_size))
+        return slots, {"hidden": last[0], "cell": cell[0]}
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """Nothing: it chooses nothing."""
