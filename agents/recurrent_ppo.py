@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from ..core import State
+from ..errors import UserError
 from .policy import RecurrentCnnPolicy, RecurrentMultiInputPolicy, RecurrentPolicy
 from .rollout import Minibatch, Rollout, advantages, each
 from .vector import Step, VectorEnvAdapter
@@ -290,22 +291,32 @@ class RecurrentPPO(OnPolicyAlgorithm):
             near = True
             for batch in self.rollout_buffer.minibatches(self.batch_size):
                 loss, values = self._loss(batch, clip_range, clip_range_vf)
-                measured.append(torch.stack(list(values.values())))
                 near = self.target_kl is None or float(values["approx_kl"]) <= 1.5 * self.target_kl
+                values["gradient_norm"] = self._descend(loss) if near else torch.zeros_like(values["loss"])
+                measured.append(torch.stack(list(values.values())))
                 if not near:
                     break
-                self.policy.optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-                self.policy.optimizer.step()
             self._n_updates += 1
             if not near:
                 if self.verbose >= 1:
                     print(f"update stopped after {epoch + 1} epochs: the policy moved further than target_kl")
                 break
-        self._log_update(
-            dict(zip(values, torch.stack(measured).mean(0).tolist(), strict=True)), clip_range, clip_range_vf
-        )
+        means = dict(zip(values, torch.stack(measured).mean(0).tolist(), strict=True))
+        bad = [name for name, value in means.items() if not np.isfinite(value)]
+        if bad:
+            raise UserError(
+                f"{bad[0]} was not finite in the update after {self.num_timesteps} steps; the last checkpoint is whole: try a "
+                "smaller learning rate, or look at the environment's rewards"
+            )
+        self._log_update(means, clip_range, clip_range_vf)
+
+    def _descend(self, loss: Tensor) -> Tensor:
+        """One step of the optimiser; returns the norm of the gradient before it was clipped."""
+        self.policy.optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        self.policy.optimizer.step()
+        return norm.detach()
 
     def _loss(
         self, batch: Minibatch, clip_range: float, clip_range_vf: float | None

@@ -30,8 +30,8 @@ FEATURES: dict[str, Any] = {
 MATCHED = {  # about as many parameters of the core as an LSTM of 256 on 128 features, 395,000
     "lstm": {},
     "gru": {"num_slots": 1, "slot_size": 304},
-    "scoff": {"num_slots": 4, "slot_size": 84},
-    "rims": {"num_slots": 4, "slot_size": 84},
+    "scoff": {"num_slots": 4, "slot_size": 112},
+    "rims": {"num_slots": 4, "slot_size": 58},
 }
 
 

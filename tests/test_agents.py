@@ -357,6 +357,23 @@ def test_refused(options, message):
         ppo("CartPole-v1", **options)
 
 
+def test_what_is_not_finite_stops_the_training():
+    class Broken(Counting):
+        def step(self, action):
+            seen, _, terminated, truncated, info = super().step(action)
+            return seen, float("nan"), terminated, truncated, info
+
+    with pytest.raises(ValueError, match="loss was not finite in the update after 16 steps"):
+        ppo(Broken()).learn(32)
+
+
+def test_a_policy_that_moves_too_far_stops_its_update():
+    env = gym.make_vec("worldmodels/Recall-v0", num_envs=4, delay=2)
+    model = ppo(env, n_epochs=50, learning_rate=0.1, target_kl=1e-3).learn(64)
+    assert model.logger.name_to_value["train/approx_kl"] < 0.5
+    assert model._n_updates == 1
+
+
 RECALL = {"num_envs": 64, "delay": 2, "num_cues": 4}
 
 
