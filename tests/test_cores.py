@@ -8,7 +8,7 @@ from torch import nn
 
 from worldmodels.attention import hard_choice
 from worldmodels.check import CONTRACT, check_core
-from worldmodels.core import Tokens, unroll
+from worldmodels.core import Tokens, cut, last_steps, reset_where, unroll
 from worldmodels.cores import CORES
 from worldmodels.cores.gnn import GNN
 from worldmodels.cores.gru import GRU
@@ -257,3 +257,66 @@ def test_grouped_layers_equal_separate_ones():
 def test_a_token_shorter_than_its_slot_is_refused():
     with pytest.raises(ValueError, match="begins with its slot"):
         GNN(2, 3, 4)
+
+
+def stepped(core, tokens, state, starts):
+    """``unroll`` written plainly: one step after another, rows that start an episode reset before it."""
+    prepared = core.prepare(tokens)
+    initial = core.initial_state(starts.shape[1])
+    slots = []
+    for t in range(len(starts)):
+        state = reset_where(starts[t], initial, state)
+        slots_t, state = core(prepared.at(t), state)
+        slots.append(slots_t)
+    return torch.stack(slots), state
+
+
+STARTS = {
+    "anywhere": torch.rand(9, 4, generator=torch.Generator().manual_seed(0)) < 0.3,
+    "at the first step": torch.arange(9)[:, None].eq(0) & torch.tensor([True, False, True, False]),
+    "nowhere": torch.zeros(9, 4, dtype=torch.bool),
+    "at every step of one row": torch.tensor([True, False, False, False]).expand(9, 4).clone(),
+}
+
+
+@pytest.mark.parametrize("where", STARTS)
+@pytest.mark.parametrize("name", CORES)
+def test_cut_sequences_equal_single_steps_with_resets(name, where):
+    core = get_class(CORES[name]["_target_"])(6, 3, 4 if name != "s2rmc" else 8).double().eval()
+    tokens = Tokens(torch.randn(9, 4, 3, 6, dtype=torch.float64))
+    with torch.no_grad():
+        _, state = unroll(core, tokens, core.initial_state(4))
+        found, last = unroll(core, tokens, state, STARTS[where])
+        expected, expected_last = stepped(core, tokens, state, STARTS[where])
+    assert torch.allclose(found, expected, atol=1e-10)
+    assert all(torch.allclose(last[leaf].double(), expected_last[leaf].double(), atol=1e-10) for leaf in expected_last)
+
+
+@pytest.mark.parametrize("where", STARTS)
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_whole_sequences_have_the_gradients_of_single_steps(name, where):
+    core = get_class(CORES[name]["_target_"])(5, 2, 4, num_tokens=1).double()
+    for parameter in core.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    tokens = Tokens(torch.randn(9, 4, 1, 5, dtype=torch.float64, requires_grad=True))
+    state = {k: torch.randn(4, 8, dtype=torch.float64, requires_grad=True) for k in core.initial_state(1)}
+    given = [*core.parameters(), tokens.features, *state.values()]
+    gradients = []
+    for run in (unroll, stepped):
+        slots, last = run(core, tokens, state, STARTS[where])
+        weights = torch.linspace(-1, 1, slots.numel(), dtype=torch.float64).view_as(slots)
+        loss = (slots * weights).sum() + sum((i + 1) * leaf.square().sum() for i, leaf in enumerate(last.values()))
+        gradients.append(torch.autograd.grad(loss, given, materialize_grads=True))
+    for a, b in zip(*gradients, strict=True):
+        assert torch.allclose(a, b, atol=1e-10)
+
+
+def test_cut_by_hand():
+    """Two sequences of four: the first begins anew at step 2, the second at steps 0 and 1."""
+    pieces = cut(torch.tensor([[False, True], [False, True], [True, False], [False, False]]))
+    # by length: the second from step 1 (3), the first from 0 (2) and from 2 (2), the second's step 0 (1)
+    assert pieces.sizes == [4, 3, 1]
+    assert pieces.env.tolist() == [1, 0, 0, 1] and pieces.fresh.tolist() == [True, False, True, True]
+    assert pieces.source.tolist() == [3, 0, 4, 1, 5, 2, 6, 7]
+    assert pieces.last.tolist() == [2, 0]
+    assert last_steps([4, 3, 1], torch.device("cpu")).tolist() == [7, 5, 6, 3]

@@ -186,7 +186,7 @@ def unroll(
     """
     tokens = core.prepare(tokens)
     T, B = tokens.features.shape[:2]
-    if starts is None or T == 1:
+    if starts is None or T == 1 or not bool(starts[1:].any()):
         if starts is not None:
             state = reset_where(starts[0], core.initial_state(B), state)
         slots, state = _run(core, _flattened(tokens), [B] * T, state)
