@@ -70,11 +70,12 @@ class RunLog:
         self._file.flush()
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
-        loss = next((value for name, value in values.items() if name.endswith("/loss")), None)
+        headlines = (("rollout/success_rate", "success"), ("rollout/ep_rew_mean", "return"), ("/loss", "loss"))
+        told = [(what, v) for end, what in headlines for name, v in values.items() if name.endswith(end)]
         speed = [(name, value) for name, value in values.items() if name.endswith("_per_second")]
-        if loss is not None and speed:
+        if told and speed:
             unit = speed[0][0].removeprefix("time/").removesuffix("_per_second")
-            self._progress.update(self._task, note=f"loss {loss:.4f}, {speed[0][1]:,.0f} {unit}/s")
+            self._progress.update(self._task, note=f"{told[0][0]} {told[0][1]:.4g}, {speed[0][1]:,.0f} {unit}/s")
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""
