@@ -120,6 +120,8 @@ class RecurrentPolicy(ActorCriticPolicy):
         self.critic_memory = None
         if self.critic == "own":
             self.critic_memory = Memory(self.core_name, self.core_kwargs, token_shape)
+        elif not self.share_features_extractor:
+            raise ValueError("share_features_extractor=False gives the critic features of its own; add critic='own'")
         self.mlp_extractor = MlpExtractor(
             self.memory.size, net_arch=self.net_arch, activation_fn=self.activation_fn, device=self.device
         )
@@ -166,10 +168,8 @@ class RecurrentPolicy(ActorCriticPolicy):
             other = {k.removeprefix("critic/"): v for k, v in state.items() if k.startswith("critic/")}
             vf, other = self.critic_memory(vf, other, starts)
             next_state = next_state | {f"critic/{name}": leaf for name, leaf in other.items()}
-        elif self.share_features_extractor:
-            vf = pi
         else:
-            vf, _ = self.memory(vf, own, starts)
+            vf = pi
         return self.mlp_extractor.forward_actor(pi), self.mlp_extractor.forward_critic(vf), next_state
 
     def act(
@@ -225,7 +225,7 @@ class RecurrentPolicy(ActorCriticPolicy):
         parts = list(observation.values()) if isinstance(observation, dict) else [observation]
         tensors = isinstance(parts[0], Tensor)
         if tensors:
-            seen, batched = each(lambda part: part.to(self.device), observation), True
+            seen, batched = each(lambda part: part.to(self.device), self._channels_first(observation)), True
         else:
             if isinstance(observation, tuple):
                 raise ValueError("predict takes an observation; env.reset() of Gymnasium returns (observation, info)")
@@ -244,6 +244,13 @@ class RecurrentPolicy(ActorCriticPolicy):
         numbers = actions.cpu().numpy()
         return numbers if batched else numbers[0], {k: leaf.cpu().numpy() for k, leaf in remembered.items()}
 
+    def _channels_first(self, observation: Observation) -> Observation:
+        """A batch of tensors with pictures as the networks take them, whichever way the environment gives them."""
+        if isinstance(observation, dict):
+            parts = self.observation_space.spaces  # type: ignore[attr-defined]
+            return {name: _as_space(part, parts[name].shape) for name, part in observation.items()}
+        return _as_space(observation, self.observation_space.shape)
+
     def bounded(self, actions: Tensor) -> Tensor:
         """Actions cut at the bounds of a box, within which a Gaussian does not stay by itself."""
         if not isinstance(self.action_space, spaces.Box):
@@ -252,6 +259,12 @@ class RecurrentPolicy(ActorCriticPolicy):
             torch.as_tensor(edge, device=actions.device) for edge in (self.action_space.low, self.action_space.high)
         )
         return actions.clamp(low, high)
+
+
+def _as_space(part: Tensor, shape: tuple[int, ...] | None) -> Tensor:
+    """Pictures ``(B, H, W, C)`` as ``(B, C, H, W)`` if that is the shape of the space."""
+    channels_last = part.dim() == 4 and part.shape[1:] != shape and part.movedim(-1, 1).shape[1:] == shape
+    return part.movedim(-1, 1) if channels_last else part
 
 
 class RecurrentCnnPolicy(RecurrentPolicy):

@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, ob
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from ..core import State
+from ..core import State, at_least_one
 from ..errors import UserError
 from .policy import RecurrentCnnPolicy, RecurrentMultiInputPolicy, RecurrentPolicy
 from .rollout import Minibatch, Rollout, advantages, each
@@ -138,7 +138,8 @@ class RecurrentPPO(OnPolicyAlgorithm):
         return BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     def _setup_model(self) -> None:
-        L = self.sequence_length or self.n_steps
+        L = self.n_steps if self.sequence_length is None else self.sequence_length
+        at_least_one(n_steps=self.n_steps, sequence_length=L, n_epochs=self.n_epochs)
         if self.n_steps % L:
             raise ValueError(f"sequence_length is {L}; it must divide n_steps, {self.n_steps}")
         if self.batch_size % L or not L <= self.batch_size <= self.n_steps * self.n_envs:
@@ -172,7 +173,8 @@ class RecurrentPPO(OnPolicyAlgorithm):
             self.clip_range_vf = FloatSchedule(self.clip_range_vf)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_state", "_empty", "_returns", "_lengths"]
+        own = ["_last_obs", "_last_episode_starts", "_state", "_empty", "_returns", "_lengths"]  # go together
+        return [*super()._excluded_save_params(), *own]
 
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
@@ -206,7 +208,9 @@ class RecurrentPPO(OnPolicyAlgorithm):
         """Fill the rollout; returns False if a callback stops training."""
         buffer, empty, state = rollout_buffer, self._empty, self._state
         starts: Tensor = self._last_episode_starts  # type: ignore[assignment]
+        on_device = isinstance(env, VectorEnvAdapter) and env.takes_tensors
         infos: list[dict[str, Any]]
+        told = False
         buffer.states.clear()
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
@@ -230,19 +234,22 @@ class RecurrentPPO(OnPolicyAlgorithm):
             self.num_timesteps += env.num_envs
             new_obs, rewards, dones = step.observations, step.rewards, step.terminated | step.truncated
             buffer.rewards[t], buffer.terminated[t], buffer.truncated[t] = rewards, step.terminated, step.truncated
-            if step.success is not None:
-                buffer.success[t] = step.success
+            buffer.success[t] = False if step.success is None else step.success
+            told |= step.success is not None
+            starts, empty = step.starts, step.empty
+            # Learning can go on from here, whatever ends this rollout early.
+            self._last_obs, self._last_episode_starts, self._empty, self._state = new_obs, starts, empty, state  # type: ignore[assignment]
+            if not on_device:  # callbacks of SB3 count dones with numpy
+                rewards, dones = rewards.cpu().numpy(), dones.cpu().numpy()
             callback.update_locals(locals())
             if not callback.on_step():
-                self._last_obs, self._last_episode_starts, self._empty, self._state = new_obs, starts, empty, state  # type: ignore[assignment]
                 return False
             if infos:
-                self._update_info_buffer(infos, dones.cpu().numpy())
+                self._update_info_buffer(infos, dones)
             if step.final is not None:
                 rows, last = step.final
                 kept = {name: leaf[rows] for name, leaf in state.items()}
                 cut.append((t, rows, self.policy.value(last, kept, torch.zeros_like(rows, dtype=torch.bool))))
-            starts, empty = step.starts, step.empty
         buffer.next_values[:-1] = buffer.values[1:]
         buffer.next_values[-1] = self.policy.value(new_obs, state, starts)
         for t, rows, values in cut:
@@ -256,9 +263,8 @@ class RecurrentPPO(OnPolicyAlgorithm):
             self.gamma,
             self.gae_lambda,
         )
-        self._last_obs, self._last_episode_starts, self._empty, self._state = new_obs, starts, empty, state  # type: ignore[assignment]
         if isinstance(env, VectorEnvAdapter):
-            self._count_episodes(buffer, told=step.success is not None)
+            self._count_episodes(buffer, told=told)
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
@@ -290,7 +296,12 @@ class RecurrentPPO(OnPolicyAlgorithm):
         for epoch in range(self.n_epochs):
             near = True
             for batch in self.rollout_buffer.minibatches(self.batch_size):
-                loss, values = self._loss(batch, clip_range, clip_range_vf)
+                try:
+                    loss, values = self._loss(batch, clip_range, clip_range_vf)
+                except ValueError as error:  # torch's distributions refuse what is not finite
+                    if all(bool(parameter.isfinite().all()) for parameter in self.policy.parameters()):
+                        raise
+                    raise self._not_finite("a weight of the policy") from error
                 near = self.target_kl is None or float(values["approx_kl"]) <= 1.5 * self.target_kl
                 values["gradient_norm"] = self._descend(loss) if near else torch.zeros_like(values["loss"])
                 measured.append(torch.stack(list(values.values())))
@@ -304,11 +315,14 @@ class RecurrentPPO(OnPolicyAlgorithm):
         means = dict(zip(values, torch.stack(measured).mean(0).tolist(), strict=True))
         bad = [name for name, value in means.items() if not np.isfinite(value)]
         if bad:
-            raise UserError(
-                f"{bad[0]} was not finite in the update after {self.num_timesteps} steps; the last checkpoint is whole: try a "
-                "smaller learning rate, or look at the environment's rewards"
-            )
+            raise self._not_finite(bad[0])
         self._log_update(means, clip_range, clip_range_vf)
+
+    def _not_finite(self, what: str) -> UserError:
+        return UserError(
+            f"{what} was not finite in the update after {self.num_timesteps} steps; the last checkpoint is whole: try a "
+            "smaller learning rate, or look at the environment's rewards"
+        )
 
     def _descend(self, loss: Tensor) -> Tensor:
         """One step of the optimiser; returns the norm of the gradient before it was clipped."""
@@ -325,7 +339,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
         count = batch.valid.sum()
 
         def mean(x: Tensor) -> Tensor:
-            return (x * batch.valid).sum() / count
+            return (x * batch.valid).sum() / count.clamp(min=1)
 
         values, log_probs, entropy = self.policy.evaluate_sequences(
             batch.observations, batch.actions, batch.state, batch.starts
@@ -334,7 +348,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
         if self.normalize_advantage:
             centred = advantage - mean(advantage)
             deviation = ((centred.square() * batch.valid).sum() / (count - 1)).sqrt()
-            advantage = centred / (deviation + 1e-8)
+            advantage = torch.where(count > 1, centred / (deviation + 1e-8), advantage)  # as SB3: one has no deviation
         log_ratio = log_probs - batch.log_probs
         ratio = log_ratio.exp()
         policy_loss = -mean(torch.min(advantage * ratio, advantage * ratio.clamp(1 - clip_range, 1 + clip_range)))

@@ -99,6 +99,8 @@ class Rollout:
         self.num_steps, self.num_envs, self.sequence_length = num_steps, num_envs, sequence_length
         self.observations = _room(observation_space, shape, device)
         self.actions = _room(action_space, shape, device)
+        if not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete)):
+            self.actions = self.actions.float()  # as they were drawn, whatever the environment makes of them
         self.log_probs, self.values, self.next_values, self.rewards, self.advantages = (
             torch.zeros(shape, device=device) for _ in range(5)
         )

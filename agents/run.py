@@ -31,6 +31,7 @@ from ..run import CONFIG, EVALUATION, claim, read_saved
 from . import pictures
 from .evaluation import play, summary
 from .features import FEATURES, SlotFeatures
+from .policy import RecurrentPolicy
 from .recurrent_ppo import RecurrentPPO
 from .vector import VectorEnvAdapter
 
@@ -303,6 +304,13 @@ def go_on(model: RecurrentPPO, steps: int, state: Mapping[str, Any]) -> bool:
     return exact
 
 
+def _same_spaces(variant: str, envs: VectorEnvAdapter, policy: RecurrentPolicy) -> None:
+    for what in ("observation", "action"):
+        given, expected = (getattr(one, f"{what}_space") for one in (envs, policy))
+        if given != expected:
+            raise UserError(f"variant {variant!r} has {what}s {given}; the agent was trained with {expected}")
+
+
 def _advance(bar: Progress, task: TaskID, done: int) -> None:
     bar.update(task, completed=done)
 
@@ -363,6 +371,7 @@ class AgentRun:
                 {**self.config["env"]["kwargs"], **options},
                 str(self.model.device),
             )
+            _same_spaces(name, envs, self.model.policy)
             with progress_bar(f"playing {name}") as bar:
                 bar.disable |= quiet
                 task = bar.add_task("", total=episodes, note="episodes")
@@ -438,7 +447,13 @@ def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = Fal
 
 
 def _device(name: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return name
 
 
 def load_agent(path: str | Path, *, device: str = "cpu") -> AgentRun:
@@ -452,6 +467,7 @@ def load_agent(path: str | Path, *, device: str = "cpu") -> AgentRun:
     newest = checkpoints.latest(path)
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
+    device = _device(device)
     envs = make_envs(config["env"]["id"], config["env"]["num_envs"], config["env"]["kwargs"], device)
     model = build_agent({**config, "trainer": {**config["trainer"], "device": device}}, envs)
     checkpoints.load_weights(newest, model.policy)

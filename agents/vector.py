@@ -163,10 +163,13 @@ class VectorEnvAdapter(VecEnv):
         return [getattr(self.vector_env, attr_name)] * count
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set an attribute of the vector environment; single environments cannot be reached."""
+        """Set an attribute of every environment, where the vector environment has single ones, or else of itself."""
         if indices is not None:
             raise ValueError(f"{attr_name!r} can be set for all environments at once only; leave out indices")
-        setattr(self.vector_env, attr_name, value)
+        if hasattr(self.vector_env, "set_attr") and not hasattr(self.vector_env, attr_name):
+            self.vector_env.set_attr(attr_name, [value] * self.num_envs)
+        else:
+            setattr(self.vector_env, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
         """Call a method in every environment, where the vector environment can do that."""
@@ -187,6 +190,7 @@ class VectorEnvAdapter(VecEnv):
 
 def _success(infos: dict[str, Any]) -> Tensor | None:
     """Whether each environment's task was done in this step; None where it does not say."""
+    infos = infos.get("final_info", infos)  # of SAME_STEP; beside it stands what the next episode began with
     told = infos.get("success", infos.get("is_success"))
     if isinstance(told, np.ndarray) and told.dtype.kind in "bif":
         told = torch.as_tensor(told)

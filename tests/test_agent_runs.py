@@ -116,8 +116,8 @@ def test_run_folder_evaluation_and_pictures(home, capsys):
     again = json.loads((run / "evaluation.json").read_text())
     assert again["variants"]["env"]["episodes"] == 3 and again["variants"]["env"]["length"]["high"] <= 10
     assert main(["rollout", f"run={run}"]) == 0
-    video = Image.open(run / "figures" / "episode.gif")
-    assert video.n_frames > 1
+    with Image.open(run / "figures" / "episode.gif") as video:
+        assert video.n_frames > 1
     assert main(["rollout", f"run={home / 'recall'}", "episode=1"]) == 0
     assert (home / "recall" / "figures" / "choices.png").is_file()
     capsys.readouterr()
@@ -154,6 +154,9 @@ def test_seeds_reproduce_a_run(home, tmp_path):
         (["experiment=memory", "+env.kwargs.cues=3"], "unexpected keyword argument 'cues'"),
         (["experiment=memory", "core=gnn", "core.num_slots=3"], "needs as many slots as tokens"),
         (["experiment=memory", "+core.num_schemata=2"], "does not take core.num_schemata"),
+        (["experiment=memory", "ppo.n_steps=0"], "n_steps is 0; expected at least 1"),
+        (["experiment=memory", "trainer.device=gpu"], "device 'gpu' cannot be used here"),
+        (["experiment=memory", "ppo.learning_rate=1e30"], "was not finite in the update after 32 steps"),
     ],
 )
 def test_mistakes_get_one_line(tmp_path, capsys, words, says):
@@ -169,6 +172,12 @@ def test_runs_of_another_kind_are_named(home, capsys, tmp_path):
         load_agent(tmp_path)
     assert main(["train-agent", *SMOKE, "experiment=memory", f"run={home / 'recall'}"]) == 2
     assert "holds a run already" in capsys.readouterr().err
+
+
+def test_variants_of_other_spaces_get_one_line(home, capsys):
+    assert main(["evaluate-agent", f"run={home / 'recall'}", "env.num_cues=6"]) == 2
+    error = capsys.readouterr().err
+    assert "the agent was trained with Box(0.0, 1.0, (5,), float32)" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))

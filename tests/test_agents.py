@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
@@ -281,6 +281,33 @@ def test_callbacks_and_batched_environments():
     assert stopped.num_timesteps == 4
 
 
+@pytest.mark.parametrize("mode", ["sb3", *AutoresetMode])
+def test_a_callback_stops_at_the_end_of_an_episode(mode):
+    """Learning goes on from there with a new episode, not with the memory of the old one."""
+    model = ppo(counting(mode), batch_size=48).learn(100, StopTrainingOnMaxEpisodes(1))  # of three environments: 3
+    assert model.num_timesteps == 15  # the third episode to end is the one of 5 steps
+    next_step = mode == AutoresetMode.NEXT_STEP
+    starts = [False, False, True] if next_step else [False, True, False]
+    assert model._last_episode_starts.tolist() == starts and model._empty.tolist() == [False, next_step, False]
+    model.learn(48, reset_num_timesteps=False)
+    assert model.rollout_buffer.starts[0].tolist() == starts
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_success_is_told_at_the_end_of_an_episode_only(mode):
+    class Succeeding(Counting):
+        def reset(self, **options):
+            seen, _ = super().reset(**options)
+            return seen, {"is_success": False}
+
+        def step(self, action):
+            seen, reward, terminated, truncated, _ = super().step(action)
+            return seen, reward, terminated, truncated, {"is_success": True} if terminated or truncated else {}
+
+    model = ppo(SyncVectorEnv([Succeeding] * 3, autoreset_mode=mode)).learn(16)
+    assert len(model.ep_info_buffer) > 0 and list(model.ep_success_buffer) == [True] * len(model.ep_info_buffer)
+
+
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_sb3_sees_vector_environments_as_its_own(mode, tmp_path):
     """Returns of SB3's evaluate_policy are those of whole episodes, in any mode."""
@@ -293,6 +320,13 @@ def test_sb3_sees_vector_environments_as_its_own(mode, tmp_path):
     ours = gym.make_vec("worldmodels/Recall-v0", num_envs=3, delay=1)
     _, lengths = evaluate_policy(ppo(ours), VectorEnvAdapter(ours), 6, return_episode_rewards=True)
     assert lengths == [3] * 6
+
+
+def test_attributes_are_those_of_the_single_environments():
+    several = SyncVectorEnv([Counting] * 2)
+    envs = VectorEnvAdapter(several)
+    envs.set_attr("episode", 7)
+    assert [env.episode for env in several.envs] == envs.get_attr("episode") == [7, 7]
 
 
 def test_set_env_and_seeds():
@@ -332,6 +366,39 @@ def test_dict_observations_and_boxes():
         assert action.shape == (2,) and (np.abs(action) <= 1).all()
 
 
+@pytest.mark.parametrize(
+    "space", [gym.spaces.MultiBinary(3), gym.spaces.MultiDiscrete([2, 3]), gym.spaces.Box(0, 9, (2,), np.int64)]
+)
+def test_other_actions(space):
+    """The rollout holds actions as they were drawn."""
+
+    class Acting(Counting):
+        action_space = space
+
+    model = ppo(make_vec_env(Acting, 2))
+    batch = next(rolled(model).minibatches(32))
+    _, log_probs, _ = model.policy.evaluate_sequences(batch.observations, batch.actions, batch.state, batch.starts)
+    assert torch.allclose(log_probs, batch.log_probs, atol=1e-5)
+    model.learn(32)
+    assert model.predict(Counting().reset()[0])[0].shape == space.shape
+
+
+def test_tensors_of_pictures_are_predicted_as_arrays_are():
+    env = gym.make_vec("worldmodels/BlockPhysics-v0", num_envs=2)
+    model = ppo(env, policy="CnnPolicy")
+    seen, _ = env.reset(seed=0)
+    actions, state = model.predict(seen, deterministic=True)
+    expected, _ = model.predict(seen.numpy(), deterministic=True)
+    assert actions.tolist() == expected.tolist() and isinstance(state["hidden"], torch.Tensor)
+
+
+def test_a_loaded_agent_goes_on_in_a_new_environment(tmp_path):
+    ppo(make_vec_env("CartPole-v1", 2)).learn(32).save(tmp_path / "agent.zip")
+    env = make_vec_env("CartPole-v1", 2)
+    loaded = RecurrentPPO.load(tmp_path / "agent.zip", env=env, force_reset=False, device="cpu")
+    assert loaded.learn(32, reset_num_timesteps=False).num_timesteps == 64
+
+
 def test_extractors_that_make_several_tokens():
     class Tokens(FlattenExtractor):
         token_shape = (2, 2)
@@ -350,6 +417,8 @@ def test_extractors_that_make_several_tokens():
         ({"sequence_length": 5}, "sequence_length is 5; it must divide n_steps, 16"),
         ({"critic": "none"}, "critic is 'none'"),
         ({"batch_size": 64}, "up to n_steps x environments = 16"),
+        ({"sequence_length": 0}, "sequence_length is 0; expected at least 1"),
+        ({"policy_kwargs": {"share_features_extractor": False}}, "add critic='own'"),
     ],
 )
 def test_refused(options, message):
@@ -365,6 +434,13 @@ def test_what_is_not_finite_stops_the_training():
 
     with pytest.raises(ValueError, match="loss was not finite in the update after 16 steps"):
         ppo(Broken()).learn(32)
+    with pytest.raises(ValueError, match="weight of the policy was not finite in the update after 16 steps"):
+        ppo(Broken(), n_epochs=2).learn(32)
+
+
+def test_a_minibatch_of_one_step_or_of_none_that_is_valid():
+    """As in SB3 one advantage is left as it is; an empty step alone changes nothing."""
+    ppo(counting(AutoresetMode.NEXT_STEP), batch_size=1, sequence_length=1).learn(32)
 
 
 def test_a_policy_that_moves_too_far_stops_its_update():

@@ -150,11 +150,11 @@ def test_a_sweep_scores_what_succeeds_and_reports_what_fails(at_home, capsys):
 
 
 def test_two_runs_never_share_a_folder(at_home):
-    from worldmodels.run import _claim
+    from worldmodels.run import claim
 
-    _claim(at_home / "runs/claimed", "a: 1")
+    claim(at_home / "runs/claimed", "a: 1")
     with pytest.raises(worldmodels.UserError, match="taken by another run"):
-        _claim(at_home / "runs/claimed", "a: 2")
+        claim(at_home / "runs/claimed", "a: 2")
     assert (at_home / "runs/claimed/config.yaml").read_text() == "a: 1"
 
 

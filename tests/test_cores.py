@@ -320,3 +320,15 @@ def test_cut_by_hand():
     assert pieces.source.tolist() == [3, 0, 4, 1, 5, 2, 6, 7]
     assert pieces.last.tolist() == [2, 0]
     assert last_steps([4, 3, 1], torch.device("cpu")).tolist() == [7, 5, 6, 3]
+
+
+@pytest.mark.parametrize("where", STARTS)
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_mixed_precision_may_cut_sequences(name, where):
+    core = get_class(CORES[name]["_target_"])(5, 2, 4, num_tokens=1)
+    tokens = Tokens(torch.randn(9, 4, 1, 5))
+    expected, _ = unroll(core, tokens, core.initial_state(4), STARTS[where])
+    with torch.autocast("cpu", torch.bfloat16):
+        found, last = unroll(core, tokens, core.initial_state(4), STARTS[where])
+    assert torch.allclose(found.float(), expected, atol=0.05)
+    found.float().sum().backward()

@@ -209,7 +209,8 @@ def _flattened(tokens: Tokens) -> Tokens:
 def _run(core: RecurrentCore, tokens: Tokens, sizes: list[int], state: State) -> tuple[Tensor, State]:
     """Run pieces laid one step after another, ``(sum of sizes, ...)``: slots in this order, and the state each ends in."""
     sequence = getattr(core, "sequence", None)
-    mixed = any(leaf.dtype != tokens.features.dtype for leaf in state.values())  # precision, which single steps promote
+    device = tokens.features.device.type
+    mixed = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)  # which only single steps sort out
     if sequence is not None and len(sizes) > 1 and not mixed:
         return sequence(tokens, sizes, state)
     parts = [[None] * len(sizes) if part is None else part.split(sizes) for part in tokens]

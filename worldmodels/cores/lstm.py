@@ -134,7 +134,7 @@ class LSTM(nn.Module):
             Slots ``(sum of sizes, K, D)``, and the state each piece ends in.
         """
         inputs = tokens.features.squeeze(1)
-        if sizes[0] == sizes[-1]:
+        if sizes[0] == sizes[-1] and inputs.device.type == "cpu":  # cuDNN warns of weights that are not its own
             return self._whole(inputs.unflatten(0, (len(sizes), sizes[0])), state)
         gates = self.input(inputs)
         hidden, cell = _Sequence.apply(gates, self.recurrent.weight, state["hidden"], state["cell"], sizes)
