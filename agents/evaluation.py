@@ -13,7 +13,7 @@ from .policy import RecurrentPolicy
 from .rollout import each
 from .vector import VectorEnvAdapter
 
-MEASURES = {"success": "success", "return": "return", "length": "length"}
+MEASURES = ("success", "return", "length")
 
 
 @torch.no_grad()

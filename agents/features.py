@@ -11,7 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
-from ..config import build, constructor_options, offered
+from ..config import build, named
 from ..core import Tokens, unroll
 from ..cores.gru import GRU
 from ..encoders import ENCODERS, Encoder
@@ -168,8 +168,7 @@ class SlotFeatures(BaseFeaturesExtractor):
         channels, height, width = next(iter(shapes))  # type: ignore[misc]
         built = _encoder_of(run, (height, width, channels)) if run else None
         if built is None:
-            entry = offered("encoders", ENCODERS).get(encoder, {"_target_": encoder})
-            config = {**constructor_options(entry["_target_"]), **entry, **(options or {})}
+            config = named("encoders", ENCODERS, encoder, options or {})
             built = build("encoder", config, (height, width, channels), num_slots, slot_size)
         K, D = built.num_slots, built.slot_size * len(parts)
         super().__init__(observation_space, K * D)

@@ -54,7 +54,7 @@ def episode(policy: RecurrentPolicy, envs: VectorEnvAdapter, folder: Path, *, se
         The paths; no video where there is nothing to see, no choice map where nothing is chosen.
     """
     envs.seed(seed)
-    core = policy.memory.core
+    num_slots = policy.memory.core.num_slots
     observations, state = envs.start(), policy.initial_state(1)
     starts = torch.ones(1, dtype=torch.bool)
     frames: list[np.ndarray] = []
@@ -64,10 +64,7 @@ def episode(policy: RecurrentPolicy, envs: VectorEnvAdapter, folder: Path, *, se
         if frame is not None:
             frames.append(frame)
         here = each(lambda part: part.to(policy.device), observations)
-        features = policy.extract_features(here)
-        tokens = core.prepare(policy.memory.tokens(features[0] if isinstance(features, tuple) else features))
-        own = {name: leaf for name, leaf in state.items() if not name.startswith("critic/")}
-        explained.append({name: part[0].cpu() for name, part in core.explain(tokens, own).items()})
+        explained.append({name: part[0].cpu() for name, part in policy.explain(here, state).items()})
         actions, _, _, state = policy.act(here, state, starts.to(policy.device))
         step = envs.advance(policy.bounded(actions))
         observations, starts = step.observations, torch.zeros(1, dtype=torch.bool)
@@ -76,12 +73,12 @@ def episode(policy: RecurrentPolicy, envs: VectorEnvAdapter, folder: Path, *, se
     chosen = {name: torch.stack([part[name] for part in explained]) for name in explained[0]}
     written = []
     if frames:
-        strip = _strip(chosen, core.num_slots)
+        strip = _strip(chosen, num_slots)
         shown = [Image.fromarray(_with_strip(frame, strip, t + 1)) for t, frame in enumerate(frames)]
         path = folder / "episode.gif"
         shown[0].save(path, save_all=True, append_images=shown[1:], duration=120, loop=0)
         written.append(path)
-    drawn = choice_map({name: part[:60] for name, part in chosen.items()}, core.num_slots, folder / "choices.png")
+    drawn = choice_map({name: part[:60] for name, part in chosen.items()}, num_slots, folder / "choices.png")
     return written + ([drawn] if drawn else [])
 
 

@@ -10,7 +10,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import CombinedExtractor, MlpExtractor, NatureCNN
 from torch import Tensor, nn
 
-from ..config import build_core, constructor_options, offered
+from ..config import build_core, named
 from ..core import RecurrentCore, State, Tokens, unroll
 from ..cores import CORES
 from ..cores.esbn import ESBN
@@ -36,10 +36,9 @@ class Memory(nn.Module):
 
     def __init__(self, core: str, options: Mapping[str, Any], token_shape: tuple[int, int]):
         super().__init__()
-        entry = offered("cores", CORES).get(core, {"_target_": core})
-        config = {**constructor_options(entry["_target_"]), **entry, **options}
+        config = named("cores", CORES, core, options)
         N, F = token_shape
-        kind = entry["_target_"].rpartition(".")[2]
+        kind = config["_target_"].rpartition(".")[2]
         default = (1, 256) if kind in _VECTORS else token_shape if kind in _CHANGES else (6, 64)
         num_slots = options.get("num_slots") or default[0]
         slot_size = options.get("slot_size") or default[1]
@@ -162,8 +161,7 @@ class RecurrentPolicy(ActorCriticPolicy):
         features = self.extract_features(each(lambda part: part.flatten(0, 1), observations))
         pi, vf = features if isinstance(features, tuple) else (features, features)
         pi, vf = pi.unflatten(0, (T, B)), vf.unflatten(0, (T, B))
-        own = {name: leaf for name, leaf in state.items() if not name.startswith("critic/")}
-        pi, next_state = self.memory(pi, own, starts)
+        pi, next_state = self.memory(pi, _actor(state), starts)
         if self.critic_memory is not None:
             other = {k.removeprefix("critic/"): v for k, v in state.items() if k.startswith("critic/")}
             vf, other = self.critic_memory(vf, other, starts)
@@ -171,6 +169,12 @@ class RecurrentPolicy(ActorCriticPolicy):
         else:
             vf = pi
         return self.mlp_extractor.forward_actor(pi), self.mlp_extractor.forward_critic(vf), next_state
+
+    def explain(self, observations: Observation, state: State) -> dict[str, Tensor]:
+        """What the actor's core chooses at one step of B environments, see ``RecurrentCore.explain``."""
+        features = self.extract_features(observations)
+        tokens = self.memory.tokens(features[0] if isinstance(features, tuple) else features)
+        return self.memory.core.explain(self.memory.core.prepare(tokens), _actor(state))
 
     def act(
         self, observations: Observation, state: State, starts: Tensor, deterministic: bool = False
@@ -259,6 +263,11 @@ class RecurrentPolicy(ActorCriticPolicy):
             torch.as_tensor(edge, device=actions.device) for edge in (self.action_space.low, self.action_space.high)
         )
         return actions.clamp(low, high)
+
+
+def _actor(state: State) -> State:
+    """The part of a policy's state that is not the critic's own."""
+    return {name: leaf for name, leaf in state.items() if not name.startswith("critic/")}
 
 
 def _as_space(part: Tensor, shape: tuple[int, ...] | None) -> Tensor:

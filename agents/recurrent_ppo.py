@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..core import State, at_least_one
 from ..errors import UserError
 from .policy import RecurrentCnnPolicy, RecurrentMultiInputPolicy, RecurrentPolicy
-from .rollout import Minibatch, Rollout, advantages, each
+from .rollout import Minibatch, Rollout, advantages, each, stacked
 from .vector import Step, VectorEnvAdapter
 
 Self = TypeVar("Self", bound="RecurrentPPO")
@@ -182,12 +182,17 @@ class RecurrentPPO(OnPolicyAlgorithm):
         fresh = reset_num_timesteps or self._last_obs is None
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args, **kwargs)
         if fresh:  # SB3 has reset the environments
-            with torch.no_grad():
-                self._state = {name: leaf.clone() for name, leaf in self.policy.initial_state(self.n_envs).items()}
-            self._last_episode_starts = torch.ones(self.n_envs, dtype=torch.bool, device=self.device)  # type: ignore[assignment]
-            self._empty = torch.zeros(self.n_envs, dtype=torch.bool, device=self.device)
-            self._returns, self._lengths = np.zeros(self.n_envs), np.zeros(self.n_envs, dtype=int)
+            self.forget()
         return result
+
+    @torch.no_grad()
+    def forget(self) -> None:
+        """Stand where an episode begins in every environment, as after a reset."""
+        B = self.n_envs
+        self._state = {name: leaf.clone() for name, leaf in self.policy.initial_state(B).items()}
+        self._last_episode_starts = torch.ones(B, dtype=torch.bool, device=self.device)  # type: ignore[assignment]
+        self._empty = torch.zeros(B, dtype=torch.bool, device=self.device)
+        self._returns, self._lengths = np.zeros(B), np.zeros(B, dtype=int)
 
     def learn(
         self: Self,
@@ -424,13 +429,8 @@ def _sb3_step(env: VecEnv, actions: Tensor) -> tuple[Step, list[dict[str, Any]]]
     final = None
     rows = cut.nonzero()[:, 0]
     if len(rows):
-        last = [infos[row]["terminal_observation"] for row in rows.tolist()]
-        stacked: Any = (
-            {name: np.stack([one[name] for one in last]) for name in last[0]}
-            if isinstance(last[0], dict)
-            else np.stack(last)
-        )
-        final = (rows, each(torch.as_tensor, stacked))
+        last = stacked([infos[row]["terminal_observation"] for row in rows.tolist()])
+        final = (rows, each(torch.as_tensor, last))
     seen = each(torch.as_tensor, observations)
     never = torch.zeros_like(ended)
     return Step(seen, torch.as_tensor(rewards).float(), ended & ~cut, cut, ended, never, None, final), infos

@@ -1,8 +1,9 @@
 """What a policy lived through, on one device: the steps of all environments, and the advantages made of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from jaxtyping import Bool, Float
@@ -18,6 +19,13 @@ def each(function: Callable[[Any], Any], observation: Any) -> Any:
     if isinstance(observation, dict):
         return {name: function(part) for name, part in observation.items()}
     return function(observation)
+
+
+def stacked(observations: Sequence[Any]) -> Any:
+    """Single observations, numpy arrays or dicts of them, as a batch."""
+    if isinstance(observations[0], dict):
+        return {name: np.stack([one[name] for one in observations]) for name in observations[0]}
+    return np.stack(observations)
 
 
 def advantages(

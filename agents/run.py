@@ -285,7 +285,7 @@ def go_on(model: RecurrentPPO, steps: int, state: Mapping[str, Any]) -> bool:
     model.ep_success_buffer = deque(state["successes"], maxlen=window)
     for name, value in state["logged"].items():
         model.logger.name_to_value[name] = value
-    B, device = envs.num_envs, model.device
+    device = model.device
     exact = state["envs"] is not None
     if exact:
         model._last_obs = envs.restore(state["envs"])  # type: ignore[assignment]
@@ -295,11 +295,7 @@ def go_on(model: RecurrentPPO, steps: int, state: Mapping[str, Any]) -> bool:
         model._returns, model._lengths = np.array(state["returns"]), np.array(state["lengths"])
     else:
         model._last_obs = envs.start()  # type: ignore[assignment]
-        with torch.no_grad():
-            model._state = {name: leaf.clone() for name, leaf in model.policy.initial_state(B).items()}
-        model._last_episode_starts = torch.ones(B, dtype=torch.bool, device=device)  # type: ignore[assignment]
-        model._empty = torch.zeros(B, dtype=torch.bool, device=device)
-        model._returns, model._lengths = np.zeros(B), np.zeros(B, dtype=int)
+        model.forget()
     checkpoints.set_random_states(dict(state))
     return exact
 

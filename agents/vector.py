@@ -14,7 +14,7 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from .rollout import Observation, each
+from .rollout import Observation, each, stacked
 
 
 class Step(NamedTuple):
@@ -220,8 +220,5 @@ def _channels_first(space: spaces.Space[Any], pictures: set[str | None]) -> spac
 def _rows(observations: Any, rows: Tensor) -> Any:
     """Some rows of a batch of observations, or of an object array with one observation a row."""
     if isinstance(observations, np.ndarray) and observations.dtype == object:
-        chosen = [observations[row] for row in rows.tolist()]
-        if isinstance(chosen[0], dict):
-            return {name: np.stack([one[name] for one in chosen]) for name in chosen[0]}
-        return np.stack(chosen)
+        return stacked([observations[row] for row in rows.tolist()])
     return each(lambda part: torch.as_tensor(part)[rows.to(torch.as_tensor(part).device)], observations)

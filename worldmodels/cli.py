@@ -233,9 +233,7 @@ def _train_agent(words: list[str]) -> None:
 
 
 def _evaluate_agent(words: list[str]) -> None:
-    from .agents.evaluation import by_core, table
     from .agents.run import load_agent
-    from .report.tables import show
 
     arguments = _parsed(EvaluateAgentArguments, words)
     paths = [*([arguments.run] if arguments.run else []), *arguments.runs]
@@ -246,8 +244,15 @@ def _evaluate_agent(words: list[str]) -> None:
     for path in paths:
         run = load_agent(path, device=arguments.device)
         evaluations[path] = run.evaluate(episodes=arguments.episodes, variants=variants, quiet=False)
+    _show_agents(evaluations, over_seeds=len(paths) > 1)
+
+
+def _show_agents(evaluations: dict[str, dict[str, Any]], *, over_seeds: bool) -> None:
+    from .agents.evaluation import by_core, table
+    from .report.tables import show
+
     show(table(evaluations, "whole episodes, 95 % intervals over them"))
-    if len(paths) > 1:
+    if over_seeds:
         show(by_core(list(evaluations.values()), "over seeds"))
 
 
@@ -276,10 +281,7 @@ def _compare(words: list[str]) -> None:
     if not evaluations:
         raise UserError("no runs were named; give runs=[runs/a,runs/b]")
     if all("agent" in evaluation for evaluation in evaluations.values()):
-        from .agents.evaluation import by_core, table
-
-        show(table(evaluations, "whole episodes, 95 % intervals over them"))
-        show(by_core(list(evaluations.values()), "over seeds"))
+        _show_agents(evaluations, over_seeds=True)
         return
     tasks = {evaluation.get("task") for evaluation in evaluations.values()}
     if len(tasks) > 1:

@@ -137,6 +137,12 @@ def register(*, transitions: bool = True) -> None:
     store.store(group="objective", name="contrastive", node=objective)
 
 
+def named(group: str, table: Mapping[str, Mapping[str, Any]], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What to build of a group: an entry by its name, or a class by its path, with all its options."""
+    entry = offered(group, table).get(name, {"_target_": name})
+    return {**constructor_options(entry["_target_"]), **entry, **options}
+
+
 def constructor_options(path: str) -> dict[str, Any]:
     """The options of the class a path names; none if it cannot be imported."""
     try:
