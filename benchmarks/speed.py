@@ -1,4 +1,6 @@
-"""Speed and memory on this machine: environments, recurrent cores, a training step of the GNN, ranks. Ratios are of one run.
+"""Speed and memory on this machine: environments, views, recurrent cores, a training step of the GNN, ranks.
+
+Ratios are of one run.
 
 python benchmarks/speed.py [--device cuda] [--out FILE.json]
 """
@@ -24,6 +26,7 @@ from worldmodels.cores.rims import RIMs
 from worldmodels.cores.s2rm import S2GRU
 from worldmodels.cores.scoff import SCOFF
 from worldmodels.encoders import CSWMEncoder
+from worldmodels.envs.skirmish import focus_nearest
 from worldmodels.losses import contrastive
 from worldmodels.metrics import ranks
 
@@ -49,6 +52,32 @@ def environments(device: torch.device) -> dict[str, float]:
         envs.reset(seed=0)
         actions = torch.randint(0, int(envs.single_action_space.n), (1024,), device=device)
         rates[env_id] = 1024 / seconds(lambda envs=envs, actions=actions: envs.step(actions), device, 250)
+    return rates
+
+
+def partial_views(device: torch.device) -> dict[str, float]:
+    """Battles a second at 1,024 copies of 3s5z with both teams' heuristics, and views a second drawn from stored states."""
+    rates = {}
+    battles = gym.make_vec("worldmodels/Skirmish-v0", num_envs=1024, device=str(device), observation="units")
+    observation, info = battles.reset(seed=0)
+
+    def fight() -> None:
+        nonlocal observation, info
+        observation, _, _, _, info = battles.step(focus_nearest(observation, info))
+
+    rates["Skirmish 3s5z, steps"] = 1024 / seconds(fight, device, 100)
+    units = observation
+    rates["Skirmish 3s5z, polar images"] = 8 * 1024 / seconds(lambda: battles.views(units), device, 50)
+    rates["Skirmish 3s5z, action images"] = 8 * 1024 / seconds(
+        lambda: battles.action_views(units, focus_nearest(observation, info)), device, 50
+    )
+    balls = gym.make_vec("worldmodels/BouncingBalls-v0", num_envs=1024, device=str(device), observation="state")
+    states, _ = balls.reset(seed=0)
+    nothing = torch.zeros(1024, dtype=torch.int64, device=device)
+    rates["BouncingBalls, 3 balls, steps"] = 1024 / seconds(lambda: balls.step(nothing), device, 50)
+    rates["BouncingBalls, 3 balls, frames of 48 x 48"] = 1024 / seconds(lambda: balls.frames(states), device, 100)
+    at = torch.randint(48, (1024, 10, 2), device=device)
+    rates["BouncingBalls, 3 balls, crops of 11 x 11"] = 10 * 1024 / seconds(lambda: balls.crops(states, at), device, 100)
     return rates
 
 
@@ -211,6 +240,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     results: dict[str, dict[str, float]] = {
         "environments, frames/s at 1,024 copies": environments(device),
+        "parts of worlds at 1,024 copies, a second": partial_views(device),
         "recurrent cores, input 64": recurrent_layers(device, 64),
         "recurrent cores, input 600": recurrent_layers(device, 600),
         "training step of C-SWM's sizes (batch 1024, hidden 512)": training_step(device),

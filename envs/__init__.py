@@ -8,6 +8,8 @@ _FAMILIES = {  # one copy, a batch of copies, steps of an episode
     "worldmodels/GoToObjMaze-v0": ("babyai:make_goto_obj_maze", "babyai:GoToObjMaze", None),  # its mazes have a limit
     "worldmodels/Recall-v0": ("memory:make_recall", "memory:Recall", None),
     "worldmodels/CartPole-v0": ("memory:make_cart_pole", "memory:CartPole", 500),
+    "worldmodels/BouncingBalls-v0": ("bouncing_balls:make_bouncing_balls", "bouncing_balls:BouncingBalls", 100),
+    "worldmodels/Skirmish-v0": ("skirmish:make_skirmish", "skirmish:Skirmish", 100),
 }
 
 for _id, (_single, _vector, _steps) in _FAMILIES.items():
@@ -21,3 +23,11 @@ for _id, (_single, _vector, _steps) in _FAMILIES.items():
 
 if "worldmodels/MiniGrid-v0" not in registry:  # takes env_id=, any id of minigrid's
     register("worldmodels/MiniGrid-v0", entry_point=f"{__name__}.babyai:make_minigrid")
+
+# Others' worlds, which need what they are made of: worldmodels[flatland], worldmodels[starcraft].
+for _id, _single in (
+    ("worldmodels/Flatland-v0", "flatland:Flatland"),
+    ("worldmodels/StarCraft2-v0", "starcraft:StarCraft2"),
+):
+    if _id not in registry:
+        register(_id, entry_point=f"{__name__}.{_single}")

@@ -176,6 +176,25 @@ class SlotAttention(nn.Module):
         return slots, attention
 
 
+def embed_position(positions: Tensor, size: int) -> Tensor:
+    """The place of a position on the unit sphere (S2RM, eq. 3; ``cores/s2rm.py`` says how ours differs).
+
+    ``s = (sin(x_m / 10000^(2 j n / d)), cos(x_m / 10000^(2 j n / d)))`` for every coordinate x_m and ``j < d / 2n``,
+    ``P(x) = s / |s|``.
+
+    Args:
+        positions: x, ``(..., n)``, in units in which 1 is about the distance at which two views have little in common.
+        size: d, a multiple of 2 n.
+
+    Returns:
+        ``(..., d)`` of length 1.
+    """
+    count = size // (2 * positions.shape[-1])
+    wavelength = 10_000.0 ** (torch.arange(count, device=positions.device, dtype=positions.dtype) / count)
+    angle = positions[..., None] / wavelength  # (..., n, count)
+    return F.normalize(torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-3), dim=-1)
+
+
 def spherical_kernel(
     p: Float[Tensor, "Q d"], s: Float[Tensor, "*B N d"], *, bandwidth: float, truncation: float
 ) -> Float[Tensor, "*B Q N"]:

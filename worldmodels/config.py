@@ -183,9 +183,22 @@ def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any
 
 
 def build_core(
-    config: Mapping[str, Any], token_size: int, num_slots: int, slot_size: int, num_tokens: int
+    config: Mapping[str, Any],
+    token_size: int,
+    num_slots: int,
+    slot_size: int,
+    num_tokens: int,
+    position_size: int | None = None,
 ) -> RecurrentCore:
     """A core for so many tokens, tried on two steps of zeros, so that what cannot work is refused before training.
+
+    Args:
+        config: the core's name and options.
+        token_size: F.
+        num_slots: K.
+        slot_size: D.
+        num_tokens: N.
+        position_size: P, if tokens have positions, for cores that know where.
 
     Raises:
         UserError: naming what the core said.
@@ -193,10 +206,18 @@ def build_core(
     if config.get("num_tokens", None) not in (None, num_tokens):
         raise UserError(f"core.num_tokens={config['num_tokens']}, but a step has {num_tokens} tokens; leave it out")
     more = {"num_tokens": num_tokens} if "num_tokens" in config else {}
+    positions = None
+    if position_size is not None and "position_size" in config:
+        if config["position_size"] not in (None, position_size):
+            raise UserError(
+                f"core.position_size={config['position_size']}, but positions have {position_size}; leave it out"
+            )
+        more["position_size"] = position_size
+        positions = torch.zeros(2, 1, num_tokens, position_size)
     core: RecurrentCore = build("core", config, token_size, num_slots, slot_size, **more)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            unroll(core, Tokens(torch.zeros(2, 1, num_tokens, token_size)), core.initial_state(1))
+            unroll(core, Tokens(torch.zeros(2, 1, num_tokens, token_size), positions), core.initial_state(1))
     except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
         line = (str(error) or repr(error)).splitlines()[0]
         raise UserError(f"core {type(core).__name__} cannot take a step of {num_tokens} tokens: {line}") from error

@@ -3,6 +3,7 @@
 from typing import Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
@@ -209,6 +210,126 @@ class VectorEncoder(nn.Module):
         """Slots of a batch of vectors."""
         flat = observations.reshape(len(observations), -1).to(self.first.weight.dtype)
         return self.rest(self.first(flat)).unflatten(1, (self.num_slots, self.slot_size))
+
+
+class PolarConv2d(nn.Conv2d):
+    """A convolution of maps ``(B, C, radius, angle)``: zeros beyond the last radius, the angle goes round.
+
+    S2RM, appendix E.2.1. Odd kernels; the size of the result is the size divided by the stride, rounded up.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve."""
+        around = self.kernel_size[1] // 2
+        padded = F.pad(F.pad(input, (around, around, 0, 0), mode="circular"), (0, 0, around, around))
+        return F.conv2d(padded, self.weight, self.bias, self.stride)
+
+
+def convolution(in_channels: int, out_channels: int, *, polar: bool, stride: int = 1) -> nn.Conv2d:
+    """A 3x3 convolution, plain or polar, that keeps the size of maps, or halves it with ``stride=2``, rounding up.
+
+    Its first weights are He's (2015, for rectifiers): with torch's own, a dozen layers without normalisation shrink a view to
+    next to nothing, and training stands still.
+    """
+    if polar:
+        layer: nn.Conv2d = PolarConv2d(in_channels, out_channels, 3, stride=stride)
+    else:
+        layer = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1)
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
+
+
+class ResidualBlock(nn.Module):
+    """``x + conv(relu(conv(relu(x))))``.
+
+    Args:
+        channels: of the maps.
+        polar: whether they are polar, see ``PolarConv2d``.
+    """
+
+    def __init__(self, channels: int, *, polar: bool):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.ReLU(),
+            convolution(channels, channels, polar=polar),
+            nn.ReLU(),
+            convolution(channels, channels, polar=polar),
+        )
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """The block."""
+        return maps + self.layers(maps)
+
+
+class ViewEncoder(nn.Module):
+    """Local views to vectors: S2RM's convolutional network with residual connections, ``e = E(O)``.
+
+    Rahaman et al. 2020, section 4 and appendices D and E: "a seven-layer CNN with residual layers"; in the baselines'
+    the place of the view is "injected after the second convolutional layer via concatenation". The exact layers are in
+    figures we do not have; ours are three convolutions, the second and the third of which halve the maps, two residual
+    blocks of two, and a perceptron of two layers with LayerNorm after it: without, what a core hears of a view is a few
+    hundredths of what it hears of itself, and recurrent cores stay for long at saying the same of every moment.
+
+    Args:
+        view_shape: ``(C, H, W)``, of polar views (C, radii, angles).
+        size: of the vectors.
+        channels: of the first two convolutions; twice as many follow.
+        hidden_size: of the perceptron after them.
+        place_size: d of the places that are injected; 0 for none.
+        polar: whether the views are polar images.
+    """
+
+    def __init__(
+        self,
+        view_shape: tuple[int, ...],
+        size: int,
+        *,
+        channels: int = 32,
+        hidden_size: int = 256,
+        place_size: int = 0,
+        polar: bool = False,
+    ):
+        super().__init__()
+        C, H, W = view_shape
+        self.view_shape = (C, H, W)
+        self.size = size
+        self.place_size = place_size
+        self.near = nn.Sequential(
+            convolution(C, channels, polar=polar),
+            nn.ReLU(),
+            convolution(channels, channels, polar=polar, stride=2),
+            nn.ReLU(),
+        )
+        self.far = nn.Sequential(
+            convolution(channels + place_size, 2 * channels, polar=polar, stride=2),
+            ResidualBlock(2 * channels, polar=polar),
+            ResidualBlock(2 * channels, polar=polar),
+            nn.ReLU(),
+        )
+        features = 2 * channels * halved(H, 2) * halved(W, 2)
+        self.output = nn.Sequential(
+            nn.Linear(features, hidden_size), nn.ReLU(), nn.Linear(hidden_size, size), nn.LayerNorm(size)
+        )
+
+    def forward(self, views: Tensor, places: Tensor | None = None) -> Tensor:
+        """Vectors ``(M, size)`` of views ``(M, C, H, W)`` and, with ``place_size``, of their places ``(M, place_size)``."""
+        maps = self.near(views)
+        if self.place_size:
+            assert places is not None
+            told = of_order_one(places)[..., None, None].expand(-1, -1, *maps.shape[-2:])
+            maps = torch.cat([maps, told], dim=1)
+        return self.output(self.far(maps).flatten(1))
+
+
+def of_order_one(places: Tensor) -> Tensor:
+    """Places ``(M, d)`` on the unit sphere, longer, so that a layer is told as much by each number as by a feature."""
+    return places.shape[1] ** 0.5 * places
+
+
+def halved(size: int, times: int) -> int:
+    """A size after so many halvings, each rounded up."""
+    return -(-size // 2**times)
 
 
 ENCODERS = {

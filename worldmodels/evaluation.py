@@ -23,8 +23,40 @@ def burn_in_steps(asked: int | None, memory: str) -> int:
     return asked if asked is not None else 0 if memory == "none" else 5
 
 
-class Encoded:
-    """Test episodes as a model sees them, and what it imagines of them.
+class Imagined:
+    """Slots of test episodes, and what a model imagines of them.
+
+    Args:
+        episodes: test episodes.
+        index: which of them, ``(E,)``.
+        burn_in: the step from which on is imagined.
+        slots: of every frame, ``(E, longest + 1, K, D)``, anything beyond an episode's end.
+        imagined: after each step, ``(horizon, E, K, D)``.
+    """
+
+    def __init__(self, episodes: Episodes, index: Tensor, burn_in: int, slots: Tensor, imagined: Tensor):
+        self.episodes, self.burn_in = episodes, burn_in
+        self.slots, self.imagined = slots, imagined
+        self._find(index)
+
+    def _find(self, index: Tensor) -> None:
+        """Where the frames of these episodes lie."""
+        self.index = index
+        self.lengths = self.episodes.lengths[index]
+        time = torch.arange(int(self.lengths.max()) + 1, device=self.episodes.device)
+        self.present = time <= self.lengths[:, None]  # (E, longest + 1)
+        self.rows = self.episodes.starts[index][:, None] + torch.minimum(time, self.lengths[:, None])
+
+    def info(self, name: str) -> Tensor | None:
+        """An info array with one entry per object, ``(E, longest + 1, objects, ...)``; None if the data have none."""
+        array = self.episodes.arrays.get(f"info/{name}")
+        if array is None or array.dim() < 2 or not bool(torch.isfinite(array.double()).all()):
+            return None
+        return array[self.rows]
+
+
+class Encoded(Imagined):
+    """Test episodes as a world model sees them, and what it imagines of them.
 
     Args:
         model: the model, set to evaluation by the caller.
@@ -51,15 +83,9 @@ class Encoded:
                 f"{len(long_enough)} test episodes reach {burn_in + horizon} steps (the longest has "
                 f"{int(episodes.lengths.max())}); give longer episodes or smaller horizons"
             )
-        self.episodes = episodes
-        self.index = long_enough[:limit]
-        self.lengths = episodes.lengths[self.index]
-        self.burn_in = burn_in
-        longest = int(self.lengths.max())
+        self.episodes, self.burn_in = episodes, burn_in
+        self._find(long_enough[:limit])
         device = next(model.parameters()).device
-        time = torch.arange(longest + 1, device=episodes.device)
-        self.present = time <= self.lengths[:, None]  # (E, longest + 1)
-        self.rows = episodes.starts[self.index][:, None] + torch.minimum(time, self.lengths[:, None])
         real = self.rows[self.present]  # every frame once; the padding of shorter episodes is not encoded
         slots = []
         for start in range(0, len(real), _ENCODE_BATCH):
@@ -75,13 +101,6 @@ class Encoded:
         if burn_in:
             state = model.predict(self.slots[:, :begin].transpose(0, 1), actions[:begin])[1]
         self.imagined = model.rollout(self.slots[:, begin], actions[begin:], state)  # (horizon, E, K, D)
-
-    def info(self, name: str) -> Tensor | None:
-        """An info array with one entry per object, ``(E, longest + 1, objects, ...)``; None if the data have none."""
-        array = self.episodes.arrays.get(f"info/{name}")
-        if array is None or array.dim() < 2 or not bool(torch.isfinite(array.double()).all()):
-            return None
-        return array[self.rows]
 
 
 @torch.no_grad()
@@ -120,6 +139,17 @@ def evaluate(
     model.eval()
     seen = Encoded(model, episodes, max(horizons), burn_in=burn_in, limit=limit, progress=progress)
     model.train(training)
+    result = score(seen, horizons)
+    result |= {"memory": model.memory, "core": type(model.core).__name__}
+    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    result["parameters"] = sum(counts.values())
+    result["core_parameters"] = sum(count for name, count in counts.items() if name.startswith("core."))
+    return result
+
+
+def score(seen: Imagined, horizons: Sequence[int]) -> dict[str, Any]:
+    """The scores of imagined states, see ``evaluate``."""
+    burn_in = seen.burn_in
     looks = _looks(seen)
     positions, moved = seen.info("positions"), seen.info("moved")
     result: dict[str, Any] = {"all": {}, "in_episode": {}, "moved": {}}
@@ -147,11 +177,7 @@ def evaluate(
     result["effective_rank"] = effective_rank(now)
     result["variance"] = float(now.double().flatten(1).var(0).sum())
     result["alarms"] = _alarms(result, max(horizons))
-    result |= {"episodes": len(now), "burn_in": burn_in, "memory": model.memory, "core": type(model.core).__name__}
-    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    result["parameters"] = sum(counts.values())
-    result["core_parameters"] = sum(count for name, count in counts.items() if name.startswith("core."))
-    return result
+    return result | {"episodes": len(now), "burn_in": burn_in}
 
 
 def _mean(values: Tensor) -> float:
@@ -174,7 +200,7 @@ def _scores(model: Ranks, copy: Ranks) -> dict[str, Any]:
     }
 
 
-def _looks(seen: Encoded) -> Tensor:
+def _looks(seen: Imagined) -> Tensor:
     """A number per frame, ``(E, longest + 1)``, equal where the observation's bytes are equal."""
     frames = seen.episodes.arrays["observations"]
     numbers = np.empty(tuple(seen.rows.shape), dtype=np.int64)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -151,3 +152,47 @@ def contrastive(
         apart = (apart + 1e-12).sqrt()  # the root has no gradient at 0
     negative = torch.relu(hinge - apart).mean()
     return ContrastiveLoss(positive + negative, positive, negative)
+
+
+UNIT_TYPES = 9
+
+
+class PolarLoss(NamedTuple):
+    """The loss of predicted polar images and its three terms, scalars; ``total`` is their sum."""
+
+    total: Tensor
+    friendly: Tensor
+    unit_type: Tensor
+    hecs: Tensor
+
+
+def polar_parts(maps: Float[Tensor, "M C I J"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Predicted maps: friendly ``(M, I, J)``, unit type or none ``(M, 10, I, J)``, HECS ``(M, 4, I, J)``."""
+    friendly, unit_type, hecs = maps.split([1, UNIT_TYPES + 1, 4], dim=1)
+    return friendly[:, 0], unit_type, hecs
+
+
+def polar_truth(images: Float[Tensor, "M C I J"]) -> tuple[Tensor, Tensor, Tensor]:
+    """What polar images show: friendly marker, index of the unit type or 9 for none ``(M, I, J)``, HECS ``(M, 4, I, J)``."""
+    types = images[:, 1 : 1 + UNIT_TYPES]
+    unit_type = torch.where(types.sum(1) > 0, types.argmax(1), UNIT_TYPES)
+    return images[:, 0], unit_type, images[:, 1 + UNIT_TYPES : 5 + UNIT_TYPES]
+
+
+def polar_loss(maps: Float[Tensor, "M C I J"], images: Float[Tensor, "M D I J"]) -> PolarLoss:
+    """S2RM's objective for polar images (appendix E.4.4), a sum of three means over all pixels.
+
+    The binary cross-entropy of the friendly markers, the cross-entropy of the unit types and the mean squared error of
+    health, energy, cooldown and shields (HECS). "No unit" is a tenth type. The height is not predicted: the paper's three
+    terms leave it out.
+
+    Args:
+        maps: predicted, 1 + 10 + 4 channels.
+        images: true, their first 14 channels count.
+    """
+    friendly, unit_type, hecs = polar_parts(maps)
+    true_friendly, true_type, true_hecs = polar_truth(images)
+    first = F.binary_cross_entropy_with_logits(friendly, true_friendly)
+    second = F.cross_entropy(unit_type, true_type)
+    third = F.mse_loss(hecs, true_hecs)
+    return PolarLoss(first + second + third, first, second, third)

@@ -184,3 +184,39 @@ def effective_rank(slots: Float[Tensor, " N *D"]) -> float:
         return 0.0
     share = spectrum / spectrum.sum()
     return float(torch.exp(-torch.special.xlogy(share, share).sum()))
+
+
+def confusion_matrix(pred: Tensor, true: Tensor, num_classes: int) -> Int[Tensor, "C C"]:
+    """How often class i (row) was called class j (column); matrices of parts of the data add up.
+
+    Args:
+        pred: predicted classes, of any shape.
+        true: true classes, of the same shape.
+        num_classes: C.
+    """
+    pairs = true.flatten().long() * num_classes + pred.flatten().long()
+    return torch.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+def balanced_accuracy(matrix: Int[Tensor, "C C"]) -> float:
+    """The mean of the recalls of all classes that occur; of two classes the mean of recall and specificity."""
+    support = matrix.sum(1)
+    occurs = support > 0
+    return float((matrix.diagonal()[occurs].double() / support[occurs]).mean())
+
+
+def f1_scores(matrix: Int[Tensor, "C C"]) -> Float[Tensor, " C"]:
+    """``F1 = 2 TP / (2 TP + FP + FN)`` of every class, NaN of those that neither occur nor are predicted."""
+    right = matrix.diagonal().double()
+    return 2.0 * right / (matrix.sum(0) + matrix.sum(1)).double()
+
+
+def macro_f1(matrix: Int[Tensor, "C C"], classes: Int[Tensor, " n"] | None = None) -> float:
+    """The mean F1 of classes, of those that occur or are predicted; NaN if none is.
+
+    Args:
+        matrix: from ``confusion_matrix``.
+        classes: which classes count; None for all.
+    """
+    scores = f1_scores(matrix) if classes is None else f1_scores(matrix)[classes]
+    return float(scores.nanmean())

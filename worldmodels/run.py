@@ -1,8 +1,6 @@
 """A run: what ``train`` makes and ``load`` opens again, a folder."""
 
-import hashlib
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from yaml import YAMLError
 
 from . import checkpoints
 from .config import TrainConfig, build, build_core, plain
-from .data.collect import collect, resized
+from .data.collect import collected, resized
 from .data.episodes import Episodes
 from .errors import UserError
 from .evaluation import Encoded, burn_in_steps, evaluate
@@ -59,7 +57,9 @@ def build_task(config: Mapping[str, Any]) -> tuple[Task, nn.Module]:
     core_config = dict(config["core"])
     num_slots = core_config.pop("num_slots", None) or task.num_slots
     slot_size = core_config.pop("slot_size", None) or task.slot_size
-    return task, task.model(build_core(core_config, task.token_size, num_slots, slot_size, task.num_tokens))
+    position_size = getattr(task, "position_size", None)
+    core = build_core(core_config, task.token_size, num_slots, slot_size, task.num_tokens, position_size)
+    return task, task.model(core)
 
 
 def split(config: Mapping[str, Any], which: str, *, quiet: bool = False) -> Episodes:
@@ -87,17 +87,14 @@ def split(config: Mapping[str, Any], which: str, *, quiet: bool = False) -> Epis
         "drop_invalid": data["drop_invalid"],
         "num_envs": data["num_envs"],
     }
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
-    path = Path(data["dir"]) / f"{re.sub(r'[^A-Za-z0-9]+', '-', env['id']).strip('-')}-{which}-{digest}"
-    if path.exists():
-        return Episodes.load(path)
     with progress_bar(f"collecting {which}") as bar:
         bar.disable |= quiet
-        task = bar.add_task("", total=chosen["episodes"], note="episodes")
-        return collect(
-            **(settings | {"resize": tuple(env["resize"]) if env["resize"] else None}),
-            path=path,
-            progress=lambda done, _: bar.update(task, completed=done),
+        task = bar.add_task("", total=chosen["episodes"], note="episodes", visible=False)
+        return collected(
+            data["dir"],
+            which,
+            settings,
+            progress=lambda done, _: bar.update(task, completed=done, visible=True),
         )
 
 

@@ -1,7 +1,8 @@
 """The sequence tasks: their data, the network around a core, and how well it does.
 
 Three tasks in which the papers show what their cores learn: adding numbers (SCOFF), arithmetic on coordinates (NPS) and
-a grid world told as text (EntNet). This is the one table of their names.
+a grid world told as text (EntNet). S2RM's, on views of an environment, is in ``view_tasks``. This is the one table of
+all names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "adding": {"_target_": "worldmodels.tasks.Adding"},
     "arithmetic": {"_target_": "worldmodels.tasks.CoordinateArithmetic"},
     "gridworld": {"_target_": "worldmodels.tasks.GridWorld"},
+    "views": {"_target_": "worldmodels.view_tasks.PartialViews"},
 }
 
 Batch = tuple[Tensor, ...]
@@ -37,7 +39,7 @@ class Task(Protocol):
     """What a task is; all options are keyword arguments of its constructor.
 
     ``token_size`` and ``num_tokens`` are the core's; so are ``num_slots`` and ``slot_size`` where ``core.num_slots`` and
-    ``core.slot_size`` do not say otherwise.
+    ``core.slot_size`` do not say otherwise. A task whose tokens have positions says of how many numbers in ``position_size``.
     """
 
     name: str

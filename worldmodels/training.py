@@ -104,9 +104,29 @@ def draw_paths(
         time_aligned: same starts everywhere.
         generator: source of the draws, on the data's device.
     """
+    episode, step = draw_starts(
+        episodes,
+        max(1, batch_size // (window * starts_per_episode)),
+        window,
+        starts_per_episode=starts_per_episode,
+        time_aligned=time_aligned,
+        generator=generator,
+    )
+    return episodes.paths_unchecked(episode, step, window)
+
+
+def draw_starts(
+    episodes: Episodes,
+    groups: int,
+    window: int,
+    *,
+    starts_per_episode: int = 1,
+    time_aligned: bool = False,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Where ``groups`` x ``starts_per_episode`` windows begin: episodes and steps; see ``draw_paths``."""
     possible = (episodes.lengths - window + 1).clamp(min=0)
     S = starts_per_episode
-    groups = max(1, batch_size // (window * S))
     episode = torch.multinomial(possible.double(), groups, replacement=True, generator=generator)
     count = possible[episode]
     if time_aligned:
@@ -118,7 +138,7 @@ def draw_paths(
     room = (count - S + 1).clamp(min=1)[:, None]
     step = (fraction * room).long().clamp(max=room - 1) + torch.arange(S, device=episodes.device)
     step = step.minimum(count[:, None] - 1)
-    return episodes.paths_unchecked(episode.repeat_interleave(S), step.flatten(), window)
+    return episode.repeat_interleave(S), step.flatten()
 
 
 def make_fabric(settings: TrainerSettings) -> Fabric:

@@ -29,29 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention import join_heads, over_heads, spherical_kernel, split_heads
+from ..attention import embed_position, join_heads, over_heads, spherical_kernel, split_heads
 from ..core import State, Tokens, at_least_one, present
 from ..grouped import GroupedGRUCell, GroupedLinear
 from .rmc import RelationalMemory, identity_rows
-
-
-def embed_position(positions: Tensor, size: int) -> Tensor:
-    """The place of a position on the unit sphere (eq. 3, see the departures above).
-
-    ``s = (sin(x_m / 10000^(2 j n / d)), cos(x_m / 10000^(2 j n / d)))`` for every coordinate x_m and ``j < d / 2n``,
-    ``P(x) = s / |s|``.
-
-    Args:
-        positions: x, ``(..., n)``, in units in which 1 is about the distance at which two views have little in common.
-        size: d, a multiple of 2 n.
-
-    Returns:
-        ``(..., d)`` of length 1.
-    """
-    count = size // (2 * positions.shape[-1])
-    wavelength = 10_000.0 ** (torch.arange(count, device=positions.device, dtype=positions.dtype) / count)
-    angle = positions[..., None] / wavelength  # (..., n, count)
-    return F.normalize(torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-3), dim=-1)
 
 
 class KernelModulatedAttention(nn.Module):
@@ -154,12 +135,12 @@ class _S2RM(nn.Module):
         else:
             places = embed_position(extent * torch.rand(num_slots, position_size), place_size)
         self.places = nn.Parameter(places)  # p_m before they are normed
-        self.embed = nn.Linear(token_size, slot_size)
+        self.embed = nn.Linear(token_size, slot_size) if token_size != slot_size else nn.Identity()
         self.input_attention = KernelModulatedAttention(slot_size, input_heads, key_size, slot_size, normalise)
         self.cell_attention = KernelModulatedAttention(slot_size, cell_heads, key_size, slot_size, normalise)
 
-    def _kernel(self, places: Tensor) -> Tensor:
-        """Z between the modules and places, ``(..., M, N)``."""
+    def reach(self, places: Tensor) -> Tensor:
+        """Z between the modules and places on the sphere (eq. 5): ``(..., M, N)`` for ``(..., N, place_size)``."""
         p = F.normalize(self.places, dim=-1)
         return spherical_kernel(p, places, bandwidth=self.bandwidth, truncation=self.truncation)
 
@@ -174,7 +155,7 @@ class _S2RM(nn.Module):
             )
         else:
             places = embed_position(tokens.positions, self.places.shape[-1])
-        kernel = self._kernel(places).transpose(-1, -2).expand(*features.shape[:-1], self.num_slots)
+        kernel = self.reach(places).transpose(-1, -2).expand(*features.shape[:-1], self.num_slots)
         if tokens.mask is not None:
             kernel = torch.where(tokens.mask[..., None], kernel, 0.0)
         return tokens._replace(features=features, positions=kernel)
@@ -184,7 +165,7 @@ class _S2RM(nn.Module):
         assert tokens.positions is not None  # from prepare
         kernel = tokens.positions.transpose(-1, -2)
         inputs, reads = self.input_attention(hidden, tokens.features, kernel)
-        own = self._kernel(F.normalize(self.places, dim=-1))
+        own = self.reach(F.normalize(self.places, dim=-1))
         heard, listens = self.cell_attention(hidden, self.cell_attention.prepare(hidden), own)
         return inputs, heard, {"input_attention": reads, "communication": listens}
 
@@ -200,7 +181,7 @@ class _S2RM(nn.Module):
         """
         size = self.places.shape[-1]
         places = F.normalize(positions, dim=-1) if self.position_size is None else embed_position(positions, size)
-        return self._kernel(places).transpose(-1, -2) @ slots
+        return self.reach(places).transpose(-1, -2) @ slots
 
     def keep(self, modules: Sequence[int]) -> "_S2RM":
         """A copy with only these modules, in this order: what is left when the others are taken away.

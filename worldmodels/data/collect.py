@@ -1,7 +1,10 @@
 """Collect episodes from any Gymnasium environment."""
 
+import hashlib
 import importlib
+import json
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
@@ -22,6 +25,7 @@ Policy = Callable[[Any, dict[str, Any]], Any]
 """Observations and infos of a batch in, actions of the batch out."""
 
 OUR_NAMESPACE = "worldmodels/"
+VIEWS = ("views", "positions", "mask")  # the entries of an observation that is a set of local views
 _BUFFER_BYTES = 1 << 30
 
 
@@ -73,7 +77,7 @@ def make_envs(
     """A vector environment of any id: ours in one batch on the device, others as ``SyncVectorEnv`` with autoreset.
 
     MiniGrid and BabyAI ids get RGB pictures of the agent's view; a Dict observation with an entry "image" gives that
-    entry, any other Dict or Tuple of vectors is flattened.
+    entry, one with "views", "positions" and "mask" stays as it is, any other Dict or Tuple of vectors is flattened.
 
     Raises:
         UserError: no such environment, or it refuses the options.
@@ -102,6 +106,8 @@ def _single(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
     if isinstance(space, gym.spaces.Dict) and "image" in space.spaces:
         picture = space["image"]
         return gym.wrappers.TransformObservation(env, _image, picture)
+    if isinstance(space, gym.spaces.Dict) and set(VIEWS) <= set(space.spaces):
+        return env
     if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
         return gym.wrappers.FlattenObservation(env)
     return env
@@ -187,8 +193,8 @@ def collect(
     probe.close()
     # Dropped transitions count for the environment's clock, not for ours.
     own_limit = limit + math.ceil(0.1 * limit) + 5 if drop_invalid else limit
-    if isinstance(space, gym.spaces.Dict) and "image" in space.spaces:
-        space = space["image"]
+    if isinstance(space, gym.spaces.Dict):
+        space = next((space[name] for name in ("image", "views") if name in space.spaces), space)
     if not isinstance(space, (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
         raise UserError(f"{env_id} observes {space}; expected a picture, a vector, or a Dict with one of them")
     row_bytes = math.prod(space.shape or ()) * np.dtype(space.dtype).itemsize
@@ -211,6 +217,28 @@ def collect(
     finally:
         envs.close()
     return Episodes.load(path, verify=False)
+
+
+def collected(folder: str | Path, label: str, settings: Mapping[str, Any], **more: Any) -> Episodes:
+    """The episodes that ``collect`` makes with these settings: opened if they lie in a folder already, else collected.
+
+    Args:
+        folder: where data are kept; what a data set is called there depends on the settings.
+        label: part of that name, for people.
+        settings: keyword arguments of ``collect`` that say what is recorded; JSON, but for a policy.
+        more: those that do not, like ``progress``.
+
+    Raises:
+        UserError: see ``collect`` and ``Episodes.load``.
+    """
+    policy = settings.get("policy")
+    said = {**settings, "policy": f"{policy.__module__}:{policy.__qualname__}"} if policy else settings
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:10]
+    name = re.sub(r"[^A-Za-z0-9]+", "-", settings["env_id"]).strip("-")
+    path = Path(folder) / f"{name}-{label}-{digest}"
+    if path.exists():
+        return Episodes.load(path)
+    return collect(**settings, path=path, **more)
 
 
 def _own_limit(envs: VectorEnv[Any, Any, Any], spec: Any) -> int:
@@ -282,18 +310,30 @@ def _record(
             fresh = done
 
 
-def _final(raw: Any, info: dict[str, Any], done: np.ndarray) -> tuple[Any, dict[str, Any]]:
-    """SAME_STEP: the observation and info of the step itself, where ``raw`` already shows the next episode."""
-    final = np.array(_numpy(raw["image"] if isinstance(raw, dict) else raw))
+def _final(raw: Any, info: dict[str, Any], done: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """SAME_STEP: the arrays and info of the step itself, where ``raw`` already shows the next episode."""
+    final = {name: np.array(value) for name, value in _arrays(raw).items()}
     for b in np.flatnonzero(done):
-        final_obs = info["final_obs"][b]
-        final[b] = final_obs["image"] if isinstance(final_obs, dict) else final_obs
+        for name, value in _arrays(info["final_obs"][b]).items():
+            final[name][b] = value
     merged = {key: value for key, value in info.items() if not key.startswith("final_")}
     for key, value in info.get("final_info", {}).items():
         if key in merged and not key.startswith("_"):
             merged[key] = np.array(merged[key])
             merged[key][done] = np.asarray(value)[done]
     return final, merged
+
+
+def _arrays(raw: Any) -> dict[str, np.ndarray]:
+    """An observation as the arrays a data set holds: "observations", and of views their "positions" and "mask" as well."""
+    if not isinstance(raw, dict):
+        return {"observations": _numpy(raw)}
+    if "image" in raw:
+        return {"observations": _numpy(raw["image"])}
+    if "observations" in raw:
+        return raw
+    views, positions, mask = (_numpy(raw[name]) for name in VIEWS)
+    return {"observations": views, "positions": positions, "mask": mask.astype(bool)}
 
 
 def _numpy(value: Any) -> np.ndarray:
@@ -326,10 +366,10 @@ class _Buffers:
         self.arrays[name][rows, at] = value[rows]
 
     def _put_observation(self, rows: np.ndarray, at: np.ndarray, raw: Any, info: dict[str, Any]) -> None:
-        picture = raw["image"] if isinstance(raw, dict) else raw
-        if self.resize is not None:
-            picture = resized(torch.as_tensor(_numpy(picture)), self.resize)
-        self._put("observations", rows, at, picture)
+        for name, value in _arrays(raw).items():
+            if self.resize is not None and name == "observations":
+                value = _numpy(resized(torch.as_tensor(value), self.resize))
+            self._put(name, rows, at, value)
         for key, value in info.items():
             if not key.startswith(("_", "final_")) and isinstance(value, (np.ndarray, Tensor)):
                 self._put(f"info/{key}", rows, at, value)
