@@ -154,7 +154,7 @@ class BouncingBalls(BatchedEnv):
         extent = chosen["radius"]
         if extent is None:
             extent = size * 5 / 48
-        low, high = (extent, extent) if isinstance(extent, (int, float)) else tuple(extent)
+        low, high = (extent, extent) if isinstance(extent, (int, float)) else extent if len(extent) == 2 else (0, 0)
         self.image_size = size
         self.radius = float(low), float(high)
         self.fixed_ball, self.curtain = bool(chosen["fixed_ball"]), bool(chosen["curtain"])
@@ -166,9 +166,8 @@ class BouncingBalls(BatchedEnv):
         cells = self._cells()
         if not 0 < low <= high or len(cells) < max(self.counts):
             raise ValueError(
-                f"radius is {chosen['radius']}; {max(self.counts)} balls "
-                f"{'and a fixed one ' if self.fixed_ball else ''}of this radius must fit a frame of {size} side by side, "
-                "on a square grid; give a smaller one above 0"
+                f"radius is {extent}; give a number above 0 or (low, high) at which {max(self.counts)} balls"
+                f"{' and a fixed one' * self.fixed_ball} fit a square grid in a frame of {size} pixels"
             )
         self.single_observation_space = self._space()
         self.single_action_space = gym.spaces.Discrete(1)
@@ -197,9 +196,8 @@ class BouncingBalls(BatchedEnv):
         self._curtain = size // 4, size - size // 4
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") * np.uint8(255)
         self._pixels = on_device(bits.view(np.int64)[:, 0], torch.int64)  # (256,) eight bits as eight pixels ...
-        self._rgb_pixels = on_device(
-            np.ascontiguousarray(bits.repeat(3, axis=1).view(np.int64).T), torch.int64
-        )  # (3, 256) of three channels
+        rgb = np.ascontiguousarray(bits.repeat(3, axis=1).view(np.int64).T)
+        self._rgb_pixels = on_device(rgb, torch.int64)  # (3, 256) of three channels, in three words
         self._first_pixel = torch.arange(0, size, 64, device=self.device)  # of each word
         self._from_pixel = on_device([-1 << pixel for pixel in range(64)] + [0], torch.int64)  # bits from a pixel on
         self._open = torch.full((size, len(self._first_pixel)), -1, device=self.device)  # bits the curtain leaves
@@ -274,13 +272,13 @@ class BouncingBalls(BatchedEnv):
         """Places (B, rows, 2) without overlap: balls that overlap one before them are drawn again, round by round."""
         place = self._uniform_places(random.fold(key, 0), radius, fixed)
         left = torch.arange(len(key), device=self.device)
-        for round in range(1, _MAX_ROUNDS + 1):
+        for turn in range(1, _MAX_ROUNDS + 1):
             bad = self._overlap(place[left], radius[left], present[left])
             unsettled = bad.any(-1)
             left, bad = left[unsettled], bad[unsettled]
             if len(left) == 0:
                 return place
-            again = self._uniform_places(random.fold(key[left], round), radius[left], fixed[left])
+            again = self._uniform_places(random.fold(key[left], turn), radius[left], fixed[left])
             place[left] = torch.where(bad[..., None], again, place[left])
         cells = random.choice(random.fold(key[left], 0, 1), len(self._grid), max(self.counts))
         place[left, : max(self.counts)] = self._grid[cells]
@@ -335,19 +333,20 @@ class BouncingBalls(BatchedEnv):
     def _move(self, table: Tensor) -> Tensor:
         """One step, from bounce to bounce: every copy flies to its next bounce, whose two parties then bounce.
 
-        Of bounces at the same moment one comes after the other. Copies whose step is over drop out. Only single IEEE
-        operations are used, so a copy's values do not depend on the others in the batch.
+        Of bounces at the same moment one comes after the other. Copies whose step is over drop out (finding out which is
+        one wait for the device a bounce). Only single IEEE operations are used, so a copy's values do not depend on
+        the others in the batch.
         """
         half = self.image_size / 2
         x, y, vx, vy, radius, *_, fixed = table.to(torch.float64).permute(2, 1, 0)  # each (rows, copies)
         lightness = (1 - fixed) / (radius * radius)  # one over the mass
         balls = torch.stack([x - half, y - half, vx, vy, radius, lightness])
         left, copies, moved = balls.new_ones(len(table)), torch.arange(len(table), device=self.device), balls
-        for round in range(_MAX_EVENTS):
+        for turn in range(_MAX_EVENTS):
             waits = self._waits(balls)
             wait = waits.amin(0)
             balls[:2] += balls[2:4] * torch.minimum(wait, left)
-            if round:
+            if turn:
                 moved.index_copy_(2, copies, balls)
             bouncing = (wait < left).nonzero()[:, 0]
             if len(bouncing) == 0:
@@ -440,7 +439,7 @@ class BouncingBalls(BatchedEnv):
             bits = self._cut(self._bits(tables[part]), corners[part])  # (balls, M, N, crop_size, 1)
             if self.num_colours:
                 for c, plane in enumerate(self._planes(_numbers(bits, size), tables[part])):
-                    words[part, ..., c] = plane.sum(0).view(words[part, ..., c].shape)  # one ball a pixel at most
+                    words[part, ..., c] = plane.sum(0).view(words[part, ..., c].shape)  # at most one is seen in a pixel
             else:
                 torch.index_select(self._pixels, 0, _numbers(bits[0], size), out=words[part].view(-1))
         return _bytes(words, size).view(*axes, N, size, size, self.channels)
@@ -452,7 +451,7 @@ class BouncingBalls(BatchedEnv):
 
     def _parts(self, tables: Tensor, lines: int) -> Iterator[slice]:
         """The parts of the tables drawn at a time, at ``lines`` rows of pixels for each ball."""
-        numbers = _CACHED if tables.device.type == "cpu" else 1024 * _CACHED
+        numbers = _CACHED if tables.device.type == "cpu" else 32 * _CACHED
         each = max(1, numbers // (self.rows * lines))
         return (slice(start, start + each) for start in range(0, len(tables), each))
 
@@ -478,8 +477,9 @@ class BouncingBalls(BatchedEnv):
     def _lines(self, tables: Tensor) -> Tensor:
         """The rows of pixels (rows, M, lines) a ball can reach, as many for all balls."""
         count = min(self.image_size, int(2 * self._reach(tables)) + 1)
-        top = (tables[..., 1] - tables[..., RADIUS] - 0.5).t().ceil().clamp_(0, self.image_size - count)
-        return top.to(torch.int64)[..., None] + torch.arange(count, device=tables.device)
+        y, radius = (tables[..., c].t().to(torch.float64) for c in (1, RADIUS))
+        top = (y - radius - 0.5).ceil_().clamp_(0, self.image_size - count).to(torch.int64)
+        return top[..., None] + torch.arange(count, device=tables.device)
 
     def _reach(self, tables: Tensor) -> float:
         """What no ball's radius exceeds; a loose bound where the true one would have to be waited for."""
@@ -508,9 +508,9 @@ class BouncingBalls(BatchedEnv):
         """Add each ball's box, cut from its bits, to black frames (M, H, octets, 3)."""
         M, size, octets, _ = canvas.shape
         count = min(octets, int(2 * self._reach(tables) + 7) // 8 + 1)
-        left = ((tables[..., 0] - tables[..., RADIUS] - 0.5) / 8).t().floor().clamp_(0, octets - count)
-        column = left.to(torch.int64)[..., None] + torch.arange(count, device=tables.device)  # (balls, M, count)
-        column = column[:, :, None]
+        x, radius = (tables[..., c].t().to(torch.float64) for c in (0, RADIUS))
+        left = ((x - radius - 0.5).ceil_() / 8).floor_().clamp_(0, octets - count).to(torch.int64)
+        column = left[..., None, None] + torch.arange(count, device=tables.device)  # (balls, M, 1, count)
         row = self._lines(tables)[..., None]
         lines = bits.gather(2, row.expand(*row.shape[:3], bits.shape[-1])).view(torch.uint8)
         numbers = lines.gather(3, column.expand(*row.shape[:3], count)).to(torch.int32).flatten()

@@ -88,6 +88,9 @@ class PartialViews:
         oracle: the model sees what it is asked (the paper's time-travelling oracle, with a core without memory).
         polar: views are polar images.
         num_views: crops a step, for environments with ``crops``.
+        lingering: share of them, at most a half, that in training look where one of the step before looked; in the test
+            all look anywhere. Where nothing lingers, a scaffold first has to learn to say in one place what it saw in
+            another, and an LSTM has not done so after 25,000 windows.
         fractions: shares of the views that report in the test.
         removed: numbers of modules that are taken away in the test, of S2RM cores.
         prompt: steps that are seen before a rollout, for environments with ``crops``.
@@ -125,6 +128,7 @@ class PartialViews:
         oracle: bool = False,
         polar: bool = False,
         num_views: int = 10,
+        lingering: float = 0.0,
         fractions: Sequence[float] = (1.0, 0.7, 0.4, 0.2),
         removed: Sequence[int] = (),
         prompt: int = 20,
@@ -149,6 +153,8 @@ class PartialViews:
                 raise UserError(f"task.{name}={value}; expected at least 1")
         if window + 1 > steps:
             raise UserError(f"task.window={window} and one step more do not fit into task.steps={steps}")
+        if not 0.0 <= lingering <= 0.5:
+            raise UserError(f"task.lingering={lingering}; it is a share of the views, from 0 to 0.5")
         if not all(0.0 < fraction <= 1.0 for fraction in fractions):
             raise UserError(f"task.fractions={list(fractions)}; each is a share of the views, above 0 and at most 1")
         if objective == "contrastive" and (oracle or not horizons or max(horizons) + _BURN_IN > steps):
@@ -166,7 +172,7 @@ class PartialViews:
         self.num_views, self.fractions, self.removed = num_views, list(fractions), list(removed)
         self.prompt, self.imagined, self.horizons = prompt, imagined, list(horizons)
         self.token_size, self.channels, self.place_size, self.scale = token_size, channels, place_size, scale
-        self.in_episode, self.placed = in_episode, placed
+        self.in_episode, self.placed, self.lingering = in_episode, placed, lingering
         self._recorded: dict[tuple[str, str, str], Recorded] = {}
 
     # Data.
@@ -198,7 +204,13 @@ class PartialViews:
         return self._recorded[key]
 
     def _seen(
-        self, data: Recorded, rows: Tensor, generator: torch.Generator, action_rows: Tensor | None = None
+        self,
+        data: Recorded,
+        rows: Tensor,
+        generator: torch.Generator,
+        *,
+        action_rows: Tensor | None = None,
+        lingering: float = 0.0,
     ) -> Views:
         """What was seen at rows ``(T, B)`` of the episodes; what was done, if another time, at ``action_rows``."""
         arrays, env = data.episodes.arrays, data.env
@@ -207,6 +219,8 @@ class PartialViews:
         if hasattr(env, "crops"):
             shape = (*rows.shape, self.num_views, 2)
             positions = torch.randint(env.image_size, shape, generator=generator, device=rows.device)
+            stay = int(lingering * self.num_views)
+            positions[1:, :, :stay] = positions[:-1, :, self.num_views - stay :]
             everything = torch.ones(shape[:-1], dtype=torch.bool, device=rows.device)
             return Views(env.crops(stored, positions), positions.float(), everything)
         actions = arrays["actions"][action_rows]
@@ -230,9 +244,10 @@ class PartialViews:
                     episode, step = draw_starts(data.episodes, share, self.window, generator=generator)
                     time = torch.arange(self.window + 1, device=device)[:, None]
                     rows = data.episodes.starts[episode] + step + time
-                    parts.append((self._seen(data, rows, generator), episode * len(variants) + number, step))
-            views, episode, step = zip(*parts, strict=True)
-            return ViewBatch(_together(views), torch.cat(episode), torch.cat(step), generator)
+                    views = self._seen(data, rows, generator, lingering=self.lingering)
+                    parts.append((views, episode * len(variants) + number, step))
+            seen, episode, step = zip(*parts, strict=True)
+            return ViewBatch(_together(seen), torch.cat(episode), torch.cat(step), generator)
 
         return draw
 
@@ -443,7 +458,7 @@ class PartialViews:
                 seen, states = model.observe(views)
                 at = _BURN_IN
                 doing = [
-                    self._seen(data, rows[at : at + 1], generator, rows[at + h : at + h + 1]).at(0)
+                    self._seen(data, rows[at : at + 1], generator, action_rows=rows[at + h : at + h + 1]).at(0)
                     for h in range(max(self.horizons))
                 ]
                 slots.append(seen.transpose(0, 1))

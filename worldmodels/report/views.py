@@ -28,7 +28,7 @@ def against_share(views: Mapping[str, Mapping[str, Mapping[str, float]]], path: 
             values = [measured[measure] for measured in by_share.values()]
             axis.plot(shares, values, marker="o", color=COLORS[i % 8], label=variant)
         axis.set(xlabel="views that report, %", title=measure.replace("_", " "))
-    axes[-1].legend(frameon=False, fontsize=7)
+    axes[-1].legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     return save(figure, path)
 
