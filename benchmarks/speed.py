@@ -68,8 +68,8 @@ def partial_views(device: torch.device) -> dict[str, float]:
     rates["Skirmish 3s5z, steps"] = 1024 / seconds(fight, device, 100)
     units = observation
     rates["Skirmish 3s5z, polar images"] = 8 * 1024 / seconds(lambda: battles.views(units), device, 50)
-    rates["Skirmish 3s5z, action images"] = 8 * 1024 / seconds(
-        lambda: battles.action_views(units, focus_nearest(observation, info)), device, 50
+    rates["Skirmish 3s5z, action images"] = (
+        8 * 1024 / seconds(lambda: battles.action_views(units, focus_nearest(observation, info)), device, 50)
     )
     balls = gym.make_vec("worldmodels/BouncingBalls-v0", num_envs=1024, device=str(device), observation="state")
     states, _ = balls.reset(seed=0)
@@ -77,7 +77,9 @@ def partial_views(device: torch.device) -> dict[str, float]:
     rates["BouncingBalls, 3 balls, steps"] = 1024 / seconds(lambda: balls.step(nothing), device, 50)
     rates["BouncingBalls, 3 balls, frames of 48 x 48"] = 1024 / seconds(lambda: balls.frames(states), device, 100)
     at = torch.randint(48, (1024, 10, 2), device=device)
-    rates["BouncingBalls, 3 balls, crops of 11 x 11"] = 10 * 1024 / seconds(lambda: balls.crops(states, at), device, 100)
+    rates["BouncingBalls, 3 balls, crops of 11 x 11"] = (
+        10 * 1024 / seconds(lambda: balls.crops(states, at), device, 100)
+    )
     return rates
 
 

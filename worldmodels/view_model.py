@@ -151,7 +151,8 @@ class SpatialModel(ViewModel):
 
     def query(self, slots: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """``O = D(d)``, ``d = sum_m Z(P(x), p_m) h_m``."""
-        answers: Tensor = self.core.answer(slots, self.scale * positions)
+        assert isinstance(self.core, SPATIAL)
+        answers = self.core.answer(slots, self.scale * positions)
         assert self.decoder is not None
         places = self._places(positions[mask]) if self.decoder.place_size else None
         return self.decoder(answers[mask], places)
@@ -240,7 +241,7 @@ class ViewWorldModel(nn.Module):
         before = {name: torch.cat([state[name] for state in states[:-1]]) for name in states[0]}
         doing = views.at(slice(0, T - 1))
         actions = None if doing.actions is None else doing.actions.flatten(0, 1)
-        flat = Views(*(part.flatten(0, 1) for part in doing[:3]), actions)
+        flat = Views(doing.observations.flatten(0, 1), doing.positions.flatten(0, 1), doing.mask.flatten(0, 1), actions)
         return slots, self.imagine(before, flat)[0].unflatten(0, (T - 1, B))
 
 

@@ -246,8 +246,8 @@ class PartialViews:
                     rows = data.episodes.starts[episode] + step + time
                     views = self._seen(data, rows, generator, lingering=self.lingering)
                     parts.append((views, episode * len(variants) + number, step))
-            seen, episode, step = zip(*parts, strict=True)
-            return ViewBatch(_together(seen), torch.cat(episode), torch.cat(step), generator)
+            seen, episodes, steps = zip(*parts, strict=True)
+            return ViewBatch(_together(seen), torch.cat(episodes), torch.cat(steps), generator)
 
         return draw
 

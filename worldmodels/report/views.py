@@ -67,7 +67,8 @@ def enclaves(core: Any, extent: tuple[float, float], scale: float, path: Path) -
     columns = min(5, M)
     lines = -(-M // columns)
     figure = matplotlib.figure.Figure(figsize=(1.7 * columns + 4, max(1.9 * lines, 3.6)))
-    left, right = figure.subfigures(1, 2, width_ratios=(1.7 * columns, 4))
+    panels: Any = figure.subfigures(1, 2, width_ratios=(1.7 * columns, 4))
+    left, right = panels
     grid = left.subplots(lines, columns, squeeze=False).flatten()
     for m, axis in enumerate(grid):
         axis.set(xticks=[], yticks=[])
