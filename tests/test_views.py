@@ -14,6 +14,7 @@ from sklearn.metrics import confusion_matrix as sk_confusion
 import worldmodels
 from worldmodels.config import build_core
 from worldmodels.core import Tokens, unroll
+from worldmodels.cores.gnn import GNN
 from worldmodels.cores.gru import GRU
 from worldmodels.cores.lstm import LSTM
 from worldmodels.cores.mlp import MLP
@@ -265,6 +266,11 @@ def test_a_core_that_knows_where_needs_positions():
     assert build_core(config, 12, 4, 12, 1, 2).position_size == 2
     with pytest.raises(UserError, match="leave it out"):
         build_core(config | {"position_size": 3}, 12, 4, 12, 1, 2)
+
+
+def test_a_core_with_a_slot_for_every_token_is_refused():
+    with pytest.raises(UserError, match="core=s2gru"):
+        view_model(GNN(12, 4, 12), (1, 7, 7), 1, channels=4, polar=False, place_size=8, scale=1.0)
 
 
 def test_an_imagined_rollout_reads_what_it_said():

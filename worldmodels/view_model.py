@@ -269,7 +269,7 @@ def view_model(
         placed: give the encoder and decoder around an S2RM core the places as well, see ``SpatialModel``.
 
     Raises:
-        UserError: an S2RM core that was built without positions.
+        UserError: an S2RM core that was built without positions, a core that cannot read one token.
     """
 
     def decoder(size: int, places: int) -> ViewDecoder | None:
@@ -284,5 +284,12 @@ def view_model(
         places = place_size if placed else 0
         encoder = ViewEncoder(seen_shape, core.token_size, channels=channels, place_size=places, polar=polar)
         return SpatialModel(core, encoder, decoder(core.slot_size, places), scale)
+    with torch.no_grad():
+        tried = core(core.prepare(Tokens(torch.zeros(1, 1, core.token_size))), core.initial_state(1))[0]
+    if tried.shape[1:] != (core.num_slots, core.slot_size):
+        raise UserError(
+            f"{type(core).__name__} has a slot for every token, and the scaffold has one, the sum over views; choose "
+            "another core, such as core=s2gru or core=gru"
+        )
     encoder = ViewEncoder(seen_shape, core.token_size, channels=channels, place_size=place_size, polar=polar)
     return AggregateModel(core, encoder, decoder(core.num_slots * core.slot_size, place_size), scale)

@@ -182,7 +182,7 @@ def collect(
     if seed < 0 or (resize is not None and (len(resize) != 2 or min(resize) < 1)):
         raise UserError(f"seed is {seed} and resize {resize}; seeds are not negative, resize is [height,width]")
     spec = find_spec(env_id)
-    ours = spec.id.startswith(OUR_NAMESPACE)
+    ours = spec.id.startswith(OUR_NAMESPACE) and spec.vector_entry_point is not None
     if num_envs is None:
         num_envs = min(episodes, 1024 if ours else 16)
     probe = make_envs(env_id, 1, env_kwargs=env_kwargs, device=device)
@@ -265,7 +265,7 @@ def _record(
     mode = envs.metadata["autoreset_mode"]
     envs.action_space.seed(seed)
     quota = np.full(B, episodes // B) + (np.arange(B) < episodes % B)
-    ours = str(getattr(envs.spec, "id", "")).startswith(OUR_NAMESPACE)
+    ours = not isinstance(envs, gym.vector.SyncVectorEnv)
     # Gymnasium gives copy b the seed + b, so that data sets of neighbouring seeds would share their episodes.
     seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(B)]
     raw, info = envs.reset(seed=seed) if ours else envs.reset(seed=seeds)  # type: ignore[arg-type]
