@@ -9,6 +9,7 @@ __all__ = [
     "RecurrentPolicy",
     "SlotFeatures",
     "VectorEnvAdapter",
+    "ViewFeatures",
     "load",
     "train",
 ]
@@ -20,6 +21,7 @@ _HOMES = {
     "RecurrentPolicy": ("policy", "RecurrentPolicy"),
     "SlotFeatures": ("features", "SlotFeatures"),
     "VectorEnvAdapter": ("vector", "VectorEnvAdapter"),
+    "ViewFeatures": ("features", "ViewFeatures"),
     "load": ("run", "load_agent"),
     "train": ("run", "train"),
 }

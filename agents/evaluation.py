@@ -29,12 +29,13 @@ def play(
     """Play whole episodes.
 
     Every environment plays the same number of episodes, the first ones it draws, however long they take; taking the first
-    episodes to end among all environments would favour short ones.
+    episodes to end among all environments would favour short ones. Of a team whose agents are environments each, an episode
+    counts once, as its first agent lives through it.
 
     Args:
         policy: the agent's policy.
         envs: environments that are not used for training at the same time.
-        episodes: how many in all; rounded up to a multiple of the environments, the rest is dropped.
+        episodes: how many in all; rounded up to a multiple of the environments (or teams), the rest is dropped.
         deterministic: the most probable action instead of a drawn one.
         seed: of the environments.
         progress: called with the number of episodes done.
@@ -43,12 +44,13 @@ def play(
         "return" and "length" ``(episodes,)``, and "success" where the environment tells it.
     """
     device = policy.device
-    B = envs.num_envs
+    counted = slice(None, None, envs.team_size)
+    B = envs.num_envs // envs.team_size
     share = -(-episodes // B)
     envs.seed(seed)
     observations = each(lambda part: part.to(device), envs.start())
-    state = policy.initial_state(B)
-    starts, empty = torch.ones(B, dtype=torch.bool, device=device), torch.zeros(B, dtype=torch.bool)
+    state = policy.initial_state(envs.num_envs)
+    starts, empty = torch.ones(envs.num_envs, dtype=torch.bool, device=device), torch.zeros(B, dtype=torch.bool)
     total, length = np.zeros(B), np.zeros(B, dtype=int)
     returns, lengths, successes = (
         np.zeros((B, share)),
@@ -61,18 +63,19 @@ def play(
         actions, _, _, state = policy.act(observations, state, starts, deterministic)
         step = envs.advance(policy.bounded(actions))
         valid = ~empty.numpy()
-        total += step.rewards.cpu().numpy() * valid
+        total += step.rewards[counted].cpu().numpy() * valid
         length += valid
-        ended = (step.terminated | step.truncated).cpu().numpy()
-        told |= step.success is not None
+        ended = (step.terminated | step.truncated)[counted].cpu().numpy()
+        success = None if step.success is None else step.success[counted]
+        told |= success is not None
         for row in np.flatnonzero(ended & (done < share)):
             at = (row, done[row])
             returns[at], lengths[at] = total[row], length[row]
-            successes[at] = bool(step.success[row]) if step.success is not None else False
+            successes[at] = bool(success[row]) if success is not None else False
             done[row] += 1
         total[ended], length[ended] = 0.0, 0
         observations = each(lambda part: part.to(device), step.observations)
-        starts, empty = step.starts.to(device), step.empty.cpu()
+        starts, empty = step.starts.to(device), step.empty[counted].cpu()
         if progress is not None:
             progress(min(int(done.sum()), episodes))
     played: dict[str, np.ndarray] = {"return": returns.T.flatten()[:episodes], "length": lengths.T.flatten()[:episodes]}

@@ -5,6 +5,7 @@ An extractor that says ``token_shape = (N, F)`` gives N tokens of F side by side
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from gymnasium import spaces
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from ..config import build, named
 from ..core import Tokens, unroll
 from ..cores.gru import GRU
-from ..encoders import ENCODERS, Encoder
+from ..encoders import ENCODERS, Encoder, ViewEncoder
 
 INSTRUCTIONS = ("film", "token")
 _TILE = 8  # pixels of a side
@@ -207,4 +208,45 @@ def _encoder_of(run: str, observation_shape: tuple[int, ...]) -> Any:
     return encoder
 
 
-FEATURES: dict[str, type[BaseFeaturesExtractor]] = {"babyai": BabyAIFeatures, "slots": SlotFeatures}
+class ViewFeatures(BaseFeaturesExtractor):
+    """An agent's local view and what it knows of itself as one token: ``relu(E(view) + W self)``.
+
+    E is S2RM's convolutional network for local views, see ``ViewEncoder``, polar where the view is not a picture.
+
+    Args:
+        observation_space: dict of "view", a square picture (uint8, channels last or first) or a polar image
+            ``(C, radii, angles)`` of numbers, and "self", a vector.
+        features_dim: size of the token.
+        channels: of the first convolutions.
+
+    Raises:
+        ValueError: another observation space.
+    """
+
+    def __init__(self, observation_space: spaces.Space[Any], features_dim: int = 64, *, channels: int = 32):
+        parts = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {}
+        view, own = parts.get("view"), parts.get("self")
+        if view is None or own is None or len(view.shape or ()) != 3 or len(own.shape or ()) != 1:
+            raise ValueError(f"observations are {observation_space}; expected a dict of a view and a vector, self")
+        super().__init__(observation_space, features_dim)
+        a, b, c = view.shape  # type: ignore[misc]
+        picture = view.dtype == np.uint8
+        if picture and a != b and b != c:
+            raise ValueError(f"views are pictures of {view.shape}; expected square ones")
+        # SB3 takes the least of three sizes for the channels, so a view of 5 x 5 with 23 of them comes as it is.
+        self.channels_last = picture and a == b
+        shape = (c, a, b) if self.channels_last else (a, b, c)
+        self.encoder = ViewEncoder(shape, features_dim, channels=channels, polar=not picture)
+        self.own = nn.Linear(own.shape[0], features_dim)  # type: ignore[index]
+
+    def forward(self, observations: dict[str, Tensor]) -> Tensor:
+        """Features ``(B, features_dim)`` of preprocessed observations."""
+        view = observations["view"].movedim(-1, 1) if self.channels_last else observations["view"]
+        return F.relu(self.encoder(view) + self.own(observations["self"]))
+
+
+FEATURES: dict[str, type[BaseFeaturesExtractor]] = {
+    "babyai": BabyAIFeatures,
+    "slots": SlotFeatures,
+    "views": ViewFeatures,
+}

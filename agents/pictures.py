@@ -46,7 +46,8 @@ def episode(policy: RecurrentPolicy, envs: VectorEnvAdapter, folder: Path, *, se
 
     Args:
         policy: the agent's policy.
-        envs: one environment, able to draw itself or showing pictures.
+        envs: one environment or one team, able to draw itself or showing pictures; of a team the choices are the first
+            agent's.
         folder: where ``episode.gif`` and ``choices.png`` are written.
         seed: of the environment.
 
@@ -54,9 +55,9 @@ def episode(policy: RecurrentPolicy, envs: VectorEnvAdapter, folder: Path, *, se
         The paths; no video where there is nothing to see, no choice map where nothing is chosen.
     """
     envs.seed(seed)
-    num_slots = policy.memory.core.num_slots
-    observations, state = envs.start(), policy.initial_state(1)
-    starts = torch.ones(1, dtype=torch.bool)
+    num_slots, B = policy.memory.core.num_slots, envs.num_envs
+    observations, state = envs.start(), policy.initial_state(B)
+    starts = torch.ones(B, dtype=torch.bool)
     frames: list[np.ndarray] = []
     explained: list[dict[str, torch.Tensor]] = []
     for _ in range(_LONGEST):
@@ -67,8 +68,8 @@ def episode(policy: RecurrentPolicy, envs: VectorEnvAdapter, folder: Path, *, se
         explained.append({name: part[0].cpu() for name, part in policy.explain(here, state).items()})
         actions, _, _, state = policy.act(here, state, starts.to(policy.device))
         step = envs.advance(policy.bounded(actions))
-        observations, starts = step.observations, torch.zeros(1, dtype=torch.bool)
-        if bool(step.terminated | step.truncated):
+        observations, starts = step.observations, torch.zeros(B, dtype=torch.bool)
+        if bool((step.terminated | step.truncated)[0]):
             break
     chosen = {name: torch.stack([part[name] for part in explained]) for name in explained[0]}
     written = []

@@ -269,7 +269,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
             self.gae_lambda,
         )
         if isinstance(env, VectorEnvAdapter):
-            self._count_episodes(buffer, told=told)
+            self._count_episodes(buffer, env.team_size, told=told)
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
@@ -277,15 +277,18 @@ class RecurrentPPO(OnPolicyAlgorithm):
     def _to_device(self, part: Any) -> Tensor:
         return part.to(self.device) if isinstance(part, Tensor) else obs_as_tensor(part, self.device)  # type: ignore[return-value]
 
-    def _count_episodes(self, buffer: Rollout, *, told: bool) -> None:
-        """Returns and lengths of the episodes that ended in this rollout, for the log; one transfer from the device."""
+    def _count_episodes(self, buffer: Rollout, team_size: int, *, told: bool) -> None:
+        """Returns and lengths of the episodes that ended in this rollout, for the log; one transfer from the device.
+
+        An episode of a team is one, though each of its agents is an environment.
+        """
         assert self.ep_info_buffer is not None and self.ep_success_buffer is not None
         ended = (buffer.terminated | buffer.truncated).cpu().numpy()
         rewards, valid, success = (part.cpu().numpy() for part in (buffer.rewards, buffer.valid, buffer.success))
         for t in range(len(ended)):
             self._returns += rewards[t] * valid[t]
             self._lengths += valid[t]
-            for row in np.flatnonzero(ended[t]):
+            for row in np.flatnonzero(ended[t, ::team_size]) * team_size:
                 self.ep_info_buffer.append({"r": float(self._returns[row]), "l": int(self._lengths[row])})
                 if told:
                     self.ep_success_buffer.append(bool(success[t, row]))

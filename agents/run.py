@@ -24,6 +24,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from .. import checkpoints
 from ..config import LoggerConfig, register
 from ..data.collect import OUR_NAMESPACE, find_spec
+from ..envs.shared import AgentCopies
 from ..errors import UserError
 from ..hydra_entry import command
 from ..logging import RunLog, progress_bar, read_metrics
@@ -38,16 +39,22 @@ from .vector import VectorEnvAdapter
 
 @dataclass
 class AgentEnvConfig:
-    """Which environment, and how many copies of it an agent learns from."""
+    """Which environment, and how many copies of it an agent learns from.
+
+    ``shared`` is for environments with many agents: one policy acts for each of them, seeing what that agent sees; the value
+    are the options of ``worldmodels.envs.shared.AgentCopies``. Then steps of training and of a minibatch count every agent's
+    steps. None: one policy for the whole environment.
+    """
 
     id: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
     num_envs: int = 16
+    shared: dict[str, Any] | None = None
 
 
 @dataclass
 class FeaturesConfig:
-    """What a core reads: ``name`` is auto, flatten, nature, combined, babyai or slots; ``options`` are its own.
+    """What a core reads: ``name`` is auto, flatten, nature, combined, babyai, slots or views; ``options`` are its own.
 
     ``run`` is the folder of a world model whose encoder is taken (slots); ``frozen`` leaves its weights as they are.
     """
@@ -123,10 +130,13 @@ class AgentConfig:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
-def make_envs(env_id: str, num_envs: int, kwargs: Mapping[str, Any], device: str) -> VectorEnvAdapter:
+def make_envs(
+    env_id: str, num_envs: int, kwargs: Mapping[str, Any], device: str, shared: Mapping[str, Any] | None = None
+) -> VectorEnvAdapter:
     """Vector environments of any id, as an agent sees them: ours in one batch on the device, Atari in ale-py's own.
 
-    MiniGrid and BabyAI ids get RGB pictures of the agent's view and the mission as words.
+    MiniGrid and BabyAI ids get RGB pictures of the agent's view and the mission as words. With options of ``shared``, if only
+    ``{}``, every agent of a team is an environment of its own.
 
     Raises:
         UserError: no such environment, or it refuses the options.
@@ -145,9 +155,20 @@ def make_envs(env_id: str, num_envs: int, kwargs: Mapping[str, Any], device: str
                 env_id, options = "worldmodels/MiniGrid-v0", {"env_id": spec.id, **options}
             makers = [lambda: gym.make(env_id, **options)] * num_envs
             vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+        if shared is not None:
+            vector = AgentCopies(vector, **shared)
     except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
         raise UserError(f"environment {env_id!r} with {options}: {str(error).splitlines()[0]}") from error
     return VectorEnvAdapter(vector)
+
+
+def _configured(
+    config: Mapping[str, Any], device: str, num_envs: int | None = None, options: Mapping[str, Any] | None = None
+) -> VectorEnvAdapter:
+    """The environments of a config; their number and some of their options may differ from it."""
+    env = config["env"]
+    number = env["num_envs"] if num_envs is None else num_envs
+    return make_envs(env["id"], number, {**env["kwargs"], **(options or {})}, device, env["shared"])
 
 
 def _policy(config: Mapping[str, Any], space: spaces.Space[Any]) -> tuple[str, dict[str, Any]]:
@@ -163,6 +184,8 @@ def _policy(config: Mapping[str, Any], space: spaces.Space[Any]) -> tuple[str, d
     policy = "MultiInputPolicy" if is_dict else "CnnPolicy" if len(space.shape or ()) == 3 else "MlpPolicy"
     if name == "auto" and is_dict and {"image", "mission"} <= set(space.spaces):  # type: ignore[attr-defined]
         name = "babyai"
+    if name == "auto" and is_dict and set(space.spaces) == {"view", "self"}:  # type: ignore[attr-defined]
+        name = "views"
     if name in FEATURES:
         options = dict(chosen["options"])
         if FEATURES[name] is SlotFeatures:
@@ -361,12 +384,7 @@ class AgentRun:
             "variants": {},
         }
         for name, options in chosen.items():
-            envs = make_envs(
-                self.config["env"]["id"],
-                min(settings["num_envs"], episodes),
-                {**self.config["env"]["kwargs"], **options},
-                str(self.model.device),
-            )
+            envs = _configured(self.config, str(self.model.device), min(settings["num_envs"], episodes), options)
             _same_spaces(name, envs, self.model.policy)
             with progress_bar(f"playing {name}") as bar:
                 bar.disable |= quiet
@@ -394,11 +412,10 @@ class AgentRun:
             written.append(pictures.curves(metrics, folder / "curves.png"))
         if episode < 0:
             raise UserError(f"episode={episode}; episodes are numbered from 0")
-        env = self.config["env"]
         try:
-            envs = make_envs(env["id"], 1, {**env["kwargs"], "render_mode": "rgb_array"}, "cpu")
+            envs = _configured(self.config, "cpu", 1, {"render_mode": "rgb_array"})
         except UserError:  # it does not draw itself
-            envs = make_envs(env["id"], 1, env["kwargs"], "cpu")
+            envs = _configured(self.config, "cpu", 1)
         seed = self.config["evaluation"]["seed"] + episode
         return written + pictures.episode(self.model.policy, envs, folder, seed=seed)
 
@@ -416,9 +433,7 @@ def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = Fal
     settings = config["trainer"]
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
-    envs = make_envs(
-        config["env"]["id"], config["env"]["num_envs"], config["env"]["kwargs"], _device(settings["device"])
-    )
+    envs = _configured(config, _device(settings["device"]))
     model = build_agent(config, envs)
     if not resume:
         claim(path, OmegaConf.to_yaml(OmegaConf.create({**config, "model": {"agent": True}})))
@@ -464,7 +479,7 @@ def load_agent(path: str | Path, *, device: str = "cpu") -> AgentRun:
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
     device = _device(device)
-    envs = make_envs(config["env"]["id"], config["env"]["num_envs"], config["env"]["kwargs"], device)
+    envs = _configured(config, device)
     model = build_agent({**config, "trainer": {**config["trainer"], "device": device}}, envs)
     checkpoints.load_weights(newest, model.policy)
     model.num_timesteps = int(checkpoints.read_meta(newest)["step"])

@@ -43,6 +43,9 @@ class VectorEnvAdapter(VecEnv):
 
     Pictures with channels last are handed on with channels first, as SB3's networks expect them.
 
+    ``team_size`` is the number of neighbouring environments that live through the same episodes: the agents of a team where
+    each is an environment of its own (``worldmodels.envs.shared``), else 1.
+
     Args:
         env: the vector environment.
     """
@@ -52,6 +55,7 @@ class VectorEnvAdapter(VecEnv):
         self.vector_env = env
         self.mode = AutoresetMode(mode)
         self.takes_tensors = isinstance(getattr(env.unwrapped, "device", None), torch.device)
+        self.team_size = int(getattr(env.unwrapped, "team_size", 1))
         self._pictures = _pictures(env.single_observation_space)
         super().__init__(
             env.num_envs, _channels_first(env.single_observation_space, self._pictures), env.single_action_space
@@ -87,8 +91,9 @@ class VectorEnvAdapter(VecEnv):
 
     def snapshot(self) -> dict[str, Tensor] | None:
         """Where the environments stand, if they can tell (ours can); see ``restore``."""
-        taken = getattr(self.vector_env.unwrapped, "snapshot", None)
-        return None if taken is None else {**taken(), "adapter_ended": self._ended.clone()}
+        take = getattr(self.vector_env.unwrapped, "snapshot", None)
+        taken = None if take is None else take()
+        return None if taken is None else {**taken, "adapter_ended": self._ended.clone()}
 
     def restore(self, snapshot: dict[str, Tensor]) -> Observation:
         """Go on where a snapshot was taken; returns the observations of that moment."""

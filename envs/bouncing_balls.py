@@ -57,7 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {  # what differs from the defaults
     "s2rm": {"num_balls": 3, "fixed_ball": True, "image_size": 48, "observation": "crops"},
 }
 
-_MAX_EVENTS = 64  # of one copy in one step; a copy that has more stands still for the rest of the step
+_MAX_EVENTS = 256  # of one copy in one step; a copy that has more stands still for the rest of the step
 _MAX_ROUNDS = 100  # of drawing start positions; then the balls stand on a grid
 _ANGLES = 4096
 _CACHED = 1 << 17  # pixel rows of balls drawn at a time on the CPU: more would leave its cache
@@ -209,8 +209,8 @@ class BouncingBalls(BatchedEnv):
     def _cells(self) -> np.ndarray:
         """Places (cells, 2) where balls of the greatest radius stand without overlap, clear of the fixed ball."""
         size, high = self.image_size, self.radius[1]
-        side = int(size / (2 * high)) if high > 0 else 0
-        if side == 0 or size <= 2 * high:
+        side = int(np.ceil(size / (2 * high))) - 1 if high > 0 else 0  # cells a little wider than a ball
+        if side == 0:
             return np.zeros((0, 2))
         line = (np.arange(side) + 0.5) * (size / side)
         cells = np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2)
@@ -465,7 +465,7 @@ class BouncingBalls(BatchedEnv):
         square = torch.where(present > 0, radius * radius, -1.0) - (row - (y - 0.5)).square_()  # of half the run
         half = square.clamp(min=0.0).sqrt_()
         start = (x - 0.5 - half).ceil_()
-        stop = (x + 0.5 + half).floor_().masked_fill_(square < 0, 0.0)
+        stop = (x + 0.5 + half).floor_().clamp_(max=self.image_size).masked_fill_(square < 0, 0.0)
         begin, end = ((pixel[..., None] - self._first_pixel).to(torch.int32).clamp_(0, 64) for pixel in (start, stop))
         runs = self._from_pixel.index_select(0, begin.flatten()) & ~self._from_pixel.index_select(0, end.flatten())
         runs = runs.view(begin.shape)  # (rows, M, lines, words)
@@ -493,8 +493,8 @@ class BouncingBalls(BatchedEnv):
         lines = bits.flatten(1, 2).index_select(1, line.flatten()).view(balls, *row.shape, words)
         lines = lines.masked_fill_(((row < 0) | (row >= size))[..., None], 0)
         right = corners[..., 1, None, None] - self._first_pixel  # (M, N, 1, words): where in each word the crop begins
-        shift = right.clamp(0, 63)
-        lines = (lines >> shift & ~(-2 << (63 - shift))) << (-right).clamp(0, 63)  # >> repeats the sign bit
+        kept = ~self._from_pixel[64 - right.clamp(0, 64)]  # without the sign bits that >> moves in
+        lines = (lines >> right.clamp(0, 63) & kept) << (-right).clamp(0, 63)
         return _any(lines.movedim(-1, 0))[0][..., None]
 
     def _planes(self, numbers: Tensor, tables: Tensor) -> Iterator[Tensor]:
@@ -577,7 +577,8 @@ def _numbers(bits: Tensor, size: int) -> Tensor:
 
 def _bytes(words: Tensor, size: int) -> Tensor:
     """Pixels (..., size, C) of words (..., octets, C) that hold eight pixels in C words."""
-    pixels = words.view(torch.uint8).view(*words.shape[:-2], -1, words.shape[-1])
+    *axes, octets, channels = words.shape
+    pixels = words.view(torch.uint8).view(*axes, 8 * octets, channels)
     return pixels[..., :size, :].contiguous()
 
 
