@@ -459,6 +459,110 @@ def test_recorded_views_of_any_environment(tmp_path):
     assert set(task.evaluate(model)["views"]["test"]["1"]) == {"balanced_accuracy", "f1"}
 
 
+def test_nothing_of_the_future_is_said(tmp_path):
+    """What is said of step t + 1 depends on nothing that is seen after step t; what is asked are the views of t + 1."""
+    task = make_task(tmp_path)
+    model = task.model(make_core("s2gru")).eval()
+    views = task.batches(2, torch.device("cpu"))(torch.Generator().manual_seed(0)).views
+    views = views._replace(
+        mask=views.mask & (torch.rand(views.mask.shape, generator=torch.Generator().manual_seed(1)) < 0.7)
+    )
+    said, truth = task._said(model, views)
+    per_step = views.mask[1:].sum((1, 2)).tolist()
+    assert len(said) == len(truth) == sum(per_step)
+    for step in range(1, 4):
+        later = views._replace(
+            observations=torch.cat([views.observations[:step], 255 - views.observations[step:]]),
+        )
+        known = sum(per_step[:step])
+        assert torch.equal(task._said(model, later)[0][:known], said[:known])
+    there = views.mask[1:].nonzero()
+    for n in (0, len(there) // 2, len(there) - 1):
+        t, b, a = there[n].tolist()
+        assert torch.equal(truth[n, 0], views.observations[1 + t, b, a, ..., 0] / 255)
+
+
+def test_who_reports_in_the_test(tmp_path):
+    task = make_task(tmp_path)
+    data = task._data("test", "2 balls", torch.device("cpu"))
+    generator = task._generator()
+    ((_, views),) = list(task._watched(data, None, generator))
+    for share in (1.0, 0.4, 0.01):
+        reported = task._reported(views, share, data.env, generator).mask
+        assert (reported.sum(-1) == max(1, round(10 * share))).all()
+    agents = task._reported(views, 0.5, object(), generator).mask.float()
+    assert 0.3 < float(agents.mean()) < 0.7 and float(agents.sum(-1).var()) > 0
+
+
+def test_some_crops_linger_in_training_and_none_in_the_test(tmp_path):
+    task = make_task(tmp_path, lingering=0.5)
+    positions = task.batches(4, torch.device("cpu"))(torch.Generator().manual_seed(0)).views.positions
+    assert torch.equal(positions[1:, :, :5], positions[:-1, :, 5:])
+    assert not torch.equal(positions[1:, :, 5:], positions[:-1, :, :5])
+    ((_, views),) = list(task._watched(task._data("test", "2 balls", torch.device("cpu")), None, task._generator()))
+    assert not torch.equal(views.positions[1:, :, :5], views.positions[:-1, :, 5:])
+
+
+def test_every_variant_gets_its_share(tmp_path):
+    task = make_task(
+        tmp_path, train={"1 ball": {"num_balls": 1}, "2 balls": {"num_balls": 2}, "3 balls": {"num_balls": 3}}
+    )
+    draw, generator = task.batches(2, torch.device("cpu")), torch.Generator().manual_seed(0)
+    drawn = torch.stack([draw(generator).episode % 3 for _ in range(60)])
+    assert drawn.shape == (60, 2) and (drawn[:, 0] != drawn[:, 1]).all()
+    assert torch.bincount(drawn.flatten(), minlength=3).min() > 25
+
+
+class Short(Watchers):
+    """Watchers whose episodes end after 4 to 9 steps."""
+
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, self.time >= self.ends, False, info
+
+    def reset(self, *, seed=None, options=None):
+        found = super().reset(seed=seed)
+        self.ends = 4 + int(self.np_random.integers(6))
+        return found
+
+
+gym.register("test/Short-v0", entry_point=Short)
+
+
+@pytest.mark.parametrize("objective", ["views", "contrastive"])
+def test_episodes_of_all_lengths_are_scored_whole(tmp_path, objective):
+    task = PartialViews(
+        env_id="test/Short-v0",
+        data_dir=str(tmp_path),
+        objective=objective,
+        **(SMALL | {"steps": 9, "test_episodes": 12, "fractions": [1.0], "horizons": [1, 2]}),
+    )
+    model = task.model(make_core("gru")).eval()
+    data = task._data("test", "test", torch.device("cpu"))
+    lengths = data.episodes.lengths
+    assert lengths.min() < lengths.max()
+    ((rows, views),) = list(task._watched(data, None, task._generator()))
+    assert rows.shape == (int(lengths.max()) + 1, 12)
+    expected = sum(
+        int(data.episodes.arrays["mask"][s : s + n + 1].sum())
+        for s, n in zip(data.episodes.starts, lengths, strict=True)
+    )
+    assert int(views.mask.sum()) == expected
+    result = task.evaluate(model)
+    if objective == "contrastive":
+        assert result["ranked"]["test"]["all"]["1"]["n"] == int((lengths >= 7).sum()) < 12
+
+
+def test_absent_views_may_hold_anything_in_training_too():
+    for name in ("s2gru", "lstm"):
+        model = make_model(name)
+        views = make_views()
+        strange = views._replace(positions=torch.where(views.mask[..., None], views.positions, torch.nan))
+        asked = views.at(slice(1, None))
+        model(strange.at(slice(0, 2)), strange.positions[1:], asked.mask).square().mean().backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
 def test_the_oracle_sees_what_it_is_asked(tmp_path):
     task = make_task(tmp_path, oracle=True)
     model = task.model(MLP(12, 1, 16, num_tokens=1))
@@ -493,7 +597,12 @@ def test_a_perfect_copy_of_a_world_at_rest(tmp_path):
         ({"env_id": None}, "no environment"),
         ({"objective": "guess"}, "task.objective"),
         ({"train_seed": 3}, "test data must be others"),
-        ({"window": 8}, "do not fit"),
+        ({"window": 9}, "does not fit"),
+        ({"place_size": 10}, "task.place_size=10"),
+        ({"prompt": 0}, "task.prompt=0"),
+        ({"prompt": 20}, "rollout"),
+        ({"fractions": []}, "task.fractions"),
+        ({"env_kwargs": {"observation": "crops"}}, "observation=state"),
         ({"fractions": [0.0]}, "task.fractions"),
         ({"channels": 0}, "task.channels=0"),
         ({"objective": "contrastive", "horizons": [9]}, "task.horizons"),
@@ -557,7 +666,7 @@ def test_every_memory_fits_the_scaffold(tmp_path, monkeypatch, core):
 
 
 def test_learning_to_track_a_ball(tmp_path):
-    """A small frame with one ball in it: after 250 steps the GRU scaffold knows where it goes.
+    """A small frame with one ball in it: S2GRU soon knows where it goes.
 
     Baseline: a model that says the same everywhere has a balanced accuracy of 0.5.
     """
@@ -572,18 +681,20 @@ def test_learning_to_track_a_ball(tmp_path):
         steps=20,
         window=8,
         num_views=6,
+        lingering=0.5,
         channels=8,
         token_size=32,
-        place_size=16,
+        place_size=32,
+        placed=True,
         fractions=[1.0],
         prompt=6,
         imagined=3,
     )
-    model = task.model(GRU(32, 1, 64, num_tokens=1))
+    model = task.model(S2GRU(32, 4, 32, position_size=2, extent=16.0, place_size=32, truncation=0.2))
     draw, generator = task.batches(16, torch.device("cpu")), torch.Generator().manual_seed(0)
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in range(250):
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    for _ in range(450):
         optimizer.zero_grad()
         task.losses(model, draw(generator))["loss"].backward()
         optimizer.step()
-    assert task.evaluate(model.eval())["views"]["1 ball"]["1"]["balanced_accuracy"] > 0.75
+    assert task.evaluate(model.eval())["views"]["1 ball"]["1"]["balanced_accuracy"] > 0.7

@@ -136,7 +136,7 @@ class SpatialModel(ViewModel):
 
     Departure, where encoder and decoder have places: the paper tells an S2RM where a view is by the kernel alone,
     ``E(O)`` and ``D(d)``, and its baselines by ``E(O, s)`` and ``D(h, s)``. With M modules that is M numbers for each view;
-    given the places as well, an S2RM learns in a fraction of the steps. ``docs/results.md`` has both.
+    given the places as well, an S2RM learns to follow balls in fewer steps.
 
     Args:
         core: S2GRU or S2RMC, built with ``position_size``.
@@ -147,15 +147,20 @@ class SpatialModel(ViewModel):
 
     def tokens(self, views: Views) -> Tokens:
         """A token a view."""
-        return Tokens(self._encoded(views), self.scale * views.positions, views.mask)
+        return Tokens(self._encoded(views), self.scale * _zero_where_absent(views.positions, views.mask), views.mask)
 
     def query(self, slots: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """``O = D(d)``, ``d = sum_m Z(P(x), p_m) h_m``."""
         assert isinstance(self.core, SPATIAL)
-        answers = self.core.answer(slots, self.scale * positions)
+        answers = self.core.answer(slots, self.scale * _zero_where_absent(positions, mask))
         assert self.decoder is not None
         places = self._places(positions[mask]) if self.decoder.place_size else None
         return self.decoder(answers[mask], places)
+
+
+def _zero_where_absent(positions: Tensor, mask: Tensor) -> Tensor:
+    """Positions ``(..., N, P)``, those of absent views, which may be anything, as zeros."""
+    return torch.where(mask[..., None], positions, 0.0)
 
 
 class AggregateModel(ViewModel):
@@ -264,7 +269,7 @@ def view_model(
         said_channels: channels of what is said about a view; None for a model that says nothing.
         channels: of the convolutions, see ``ViewEncoder``.
         polar: whether views are polar images.
-        place_size: d of the embedding of positions; of an S2RM core its own.
+        place_size: d of the places that encoder and decoder are given.
         scale: see ``ViewModel``.
         placed: give the encoder and decoder around an S2RM core the places as well, see ``SpatialModel``.
 

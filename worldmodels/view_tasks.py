@@ -10,7 +10,7 @@ are understood, by what they offer:
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +63,8 @@ class PartialViews:
 
     Objectives: "views" predicts what is seen, by binary cross-entropy of pixels, or with ``polar`` by S2RM's three terms.
     "contrastive" is C-SWM's in the space of the modules: the slots after the views of step t, changed by the core without
-    any views, must come near the slots after the next views; no decoder.
+    any views, must come near the slots after the next views; no decoder. Rollouts are told the recorded actions, and with
+    them who has died by then, because the dead do nothing.
 
     Scores of "views", against the share of views that report: balanced accuracy and F1 of pixels thresholded at 0.5, beside
     those of a copy, which says what is now seen at the queried place; with ``polar`` F1 of the friendly markers, macro F1 of
@@ -97,7 +98,7 @@ class PartialViews:
         imagined: steps of a rollout.
         token_size: of an encoded view.
         channels: of the convolutions.
-        place_size: d of the embedding of positions for cores that are no S2RM.
+        place_size: d of the places that encoder and decoder are given; an S2RM core has one of its own.
         scale: positions are multiplied by this; 1 should then be about the distance at which two views differ.
         placed: give S2RM's encoder and decoder the places as well, see ``SpatialModel``.
         in_episode: share of negatives from the same window, of the contrastive objective.
@@ -148,19 +149,28 @@ class PartialViews:
         if train_seed == test_seed:
             raise UserError(f"task.train_seed and task.test_seed are both {test_seed}; test data must be others")
         counts = {"train_episodes": train_episodes, "test_episodes": test_episodes, "window": window, "steps": steps}
-        for name, value in (counts | {"num_views": num_views, "channels": channels, "token_size": token_size}).items():
+        counts |= {"num_views": num_views, "channels": channels, "token_size": token_size}
+        for name, value in (counts | {"prompt": prompt, "imagined": imagined}).items():
             if value < 1:
                 raise UserError(f"task.{name}={value}; expected at least 1")
-        if window + 1 > steps:
-            raise UserError(f"task.window={window} and one step more do not fit into task.steps={steps}")
+        if window > steps:
+            raise UserError(f"task.window={window} does not fit into task.steps={steps}")
+        if place_size < 4 or place_size % 4:
+            raise UserError(f"task.place_size={place_size}; expected a multiple of 4, twice the numbers of a position")
         if not 0.0 <= lingering <= 0.5:
             raise UserError(f"task.lingering={lingering}; it is a share of the views, from 0 to 0.5")
-        if not all(0.0 < fraction <= 1.0 for fraction in fractions):
+        if not fractions or not all(0.0 < fraction <= 1.0 for fraction in fractions):
             raise UserError(f"task.fractions={list(fractions)}; each is a share of the views, above 0 and at most 1")
-        if objective == "contrastive" and (oracle or not horizons or max(horizons) + _BURN_IN > steps):
+        if objective == "contrastive" and oracle:
             raise UserError(
-                f"task.horizons={list(horizons)} after {_BURN_IN} steps must fit into task.steps={steps}, and there is no "
-                "oracle of a contrastive objective"
+                "there is no oracle of a contrastive objective; leave out task.oracle, or core=mlp which sets it"
+            )
+        if objective == "contrastive" and (
+            not horizons or min(horizons) < 1 or max(horizons) + _BURN_IN > steps or not 0.0 <= in_episode <= 1.0
+        ):
+            raise UserError(
+                f"task.horizons={list(horizons)} and in_episode={in_episode}; expected horizons of at least 1 that fit into "
+                f"task.steps={steps} after {_BURN_IN} steps, and a share"
             )
         self.name = f"views of {env_id.rpartition('/')[2]}" + (", contrastive" if objective == "contrastive" else "")
         self.env_id, self.env_kwargs, self.policy = env_id, dict(env_kwargs or {}), policy
@@ -218,7 +228,8 @@ class PartialViews:
         stored = arrays["observations"][rows]
         if hasattr(env, "crops"):
             shape = (*rows.shape, self.num_views, 2)
-            positions = torch.randint(env.image_size, shape, generator=generator, device=rows.device)
+            drawn = torch.randint(env.image_size, shape, generator=generator, device=generator.device)
+            positions = drawn.to(rows.device)
             stay = int(lingering * self.num_views)
             positions[1:, :, :stay] = positions[:-1, :, self.num_views - stay :]
             everything = torch.ones(shape[:-1], dtype=torch.bool, device=rows.device)
@@ -233,15 +244,22 @@ class PartialViews:
         return Views(stored, arrays["positions"][rows], arrays["mask"][rows], planes)
 
     def batches(self, batch_size: int, device: torch.device) -> Callable[[torch.Generator], ViewBatch]:
-        """Windows of views, an equal share from every variant."""
+        """Windows of views, as many from every variant."""
         variants = [self._data("train", name, device) for name in self.train]
-        shares = [batch_size // len(variants) + (i < batch_size % len(variants)) for i in range(len(variants))]
+        for name, data in zip(self.train, variants, strict=True):
+            if int(data.episodes.lengths.max()) < self.window:
+                raise UserError(f"no episode of {name!r} has task.window={self.window} steps; give a smaller window")
+        share, rest = divmod(batch_size, len(variants))
 
         def draw(generator: torch.Generator) -> ViewBatch:
             parts = []
-            for number, (data, share) in enumerate(zip(variants, shares, strict=True)):
-                if share:
-                    episode, step = draw_starts(data.episodes, share, self.window, generator=generator)
+            shares = [share] * len(variants)
+            if rest:  # who gets one more is drawn anew for every batch
+                order = torch.randperm(len(variants), generator=generator, device=device).tolist()
+                shares = [share + (order[i] < rest) for i in range(len(variants))]
+            for number, (data, count) in enumerate(zip(variants, shares, strict=True)):
+                if count:
+                    episode, step = draw_starts(data.episodes, count, self.window, generator=generator)
                     time = torch.arange(self.window + 1, device=device)[:, None]
                     rows = data.episodes.starts[episode] + step + time
                     views = self._seen(data, rows, generator, lingering=self.lingering)
@@ -258,6 +276,11 @@ class PartialViews:
         probe = make_envs(self.env_id, 1, env_kwargs=self.env_kwargs | next(iter(self.train.values())))
         seen, said = self._shapes(probe)
         probe.close()
+        if hasattr(probe, "crops") and self.prompt + self.imagined > self.steps + 1:
+            raise UserError(
+                f"a rollout of task.prompt={self.prompt} and imagined={self.imagined} steps needs episodes as long; "
+                f"task.steps={self.steps}"
+            )
         if not core.initial_state(1) and self.objective == "contrastive":
             raise UserError(f"the contrastive objective needs a core with a state; {type(core).__name__} has none")
         if self.oracle and core.initial_state(1):
@@ -281,12 +304,23 @@ class PartialViews:
         generator = torch.Generator().manual_seed(0)
         if hasattr(env, "crops") or hasattr(env, "action_views"):
             states, _ = env.reset(seed=0)
+            if not isinstance(states, Tensor) or states.dim() != 3:
+                raise UserError(
+                    f"{self.env_id} records {env.single_observation_space}; views are drawn from its table of states, so "
+                    "set task.env_kwargs.observation=state (BouncingBalls) or units (Skirmish)"
+                )
             actions = torch.zeros(1, *(env.single_action_space.shape or ()), dtype=torch.int64)
             arrays = {"observations": states, "actions": actions}
         else:
             space = env.single_observation_space
             if not hasattr(space, "spaces") or "views" not in space.spaces:
                 raise UserError(f"{self.env_id} observes {space}; expected a Dict with 'views', 'positions' and 'mask'")
+            number = space["mask"].shape[0]
+            if len(space["views"].shape) != 4 or len(getattr(env.single_action_space, "nvec", ())) != number:
+                raise UserError(
+                    f"{self.env_id} has views {space['views'].shape} and actions {env.single_action_space}; expected "
+                    f"views (n, H, W, C) or (n, C, H, W) and MultiDiscrete actions, one for each of {number} agents"
+                )
             arrays = {name: torch.as_tensor(space[name].sample())[None] for name in ("positions", "mask")}
             arrays["observations"] = torch.as_tensor(space["views"].sample())[None]
             arrays["actions"] = torch.as_tensor(env.single_action_space.sample())[None]
@@ -354,7 +388,7 @@ class PartialViews:
         result: dict[str, Any] = {
             "scores": scores,
             "views": views,
-            "n": limit or self.test_episodes,
+            "n": min(limit or self.test_episodes, self.test_episodes),
             "polar": self.polar,
         }
         if short:
@@ -367,16 +401,26 @@ class PartialViews:
             result["rollout"] = {variant: self._rolled(model, data)[2] for variant, data in crops.items()}
         return result
 
-    def _chunks(self, data: Recorded, limit: int | None) -> list[Tensor]:
-        """Rows ``(T, b)`` of the test episodes, so many at a time that their views fit into memory."""
-        number = min(limit or len(data.episodes), len(data.episodes))
-        T = int(data.episodes.lengths[:number].min()) + 1
-        time = torch.arange(T, device=data.episodes.device)[:, None]
-        rows = data.episodes.starts[:number] + time
-        return list(rows.split(max(1, _VIEWS_AT_ONCE // (T * self.num_views)), dim=1))
+    def _watched(
+        self, data: Recorded, limit: int | None, generator: torch.Generator, shortest: int = 1
+    ) -> Iterator[tuple[Tensor, Views]]:
+        """Rows ``(T, b)`` and views of the first test episodes of at least so many steps, a part that fits into memory each.
 
-    def _generator(self, device: torch.device) -> torch.Generator:
-        return torch.Generator(device).manual_seed(self.test_seed * 1_000_003)
+        Beyond an episode's end its last row is repeated, and no view is there.
+        """
+        index = torch.nonzero(data.episodes.lengths >= shortest)[:, 0][:limit]
+        lengths = data.episodes.lengths[index]
+        T = int(lengths.max()) + 1
+        time = torch.arange(T, device=lengths.device)[:, None]
+        rows, there = data.episodes.starts[index] + time.minimum(lengths), time <= lengths
+        many = max(1, _VIEWS_AT_ONCE // (T * self.num_views))
+        for part, present in zip(rows.split(many, dim=1), there.split(many, dim=1), strict=True):
+            views = self._seen(data, part, generator)
+            yield part, views._replace(mask=views.mask & present[..., None])
+
+    def _generator(self) -> torch.Generator:
+        """What a test draws, the same for every model, share and device."""
+        return torch.Generator().manual_seed(self.test_seed * 1_000_003)
 
     def _reported(self, views: Views, share: float, env: Any, generator: torch.Generator) -> Views:
         """The views that report: of random crops so many, of agents each with this probability."""
@@ -386,21 +430,19 @@ class PartialViews:
 
     def _scored(self, model: Any, data: Recorded, share: float, limit: int | None) -> dict[str, float]:
         tally = PolarTally() if self.polar else PixelTally()
-        generator = self._generator(data.episodes.device)
-        for rows in self._chunks(data, limit):
-            views = self._seen(data, rows, generator)
+        generator = self._generator()
+        for _, views in self._watched(data, limit, generator):
             tally.add(*self._said(model, views, self._reported(views, share, data.env, generator)))
         return tally.scores()
 
     def _copied(self, data: Recorded) -> dict[str, float]:
         """The scores of saying what is now seen at the queried places, all of which a copy may look at."""
         tally = PixelTally()
-        generator = self._generator(data.episodes.device)
-        for rows in self._chunks(data, None):
-            views = self._seen(data, rows, generator).at(slice(1, None))
+        for rows, watched in self._watched(data, None, self._generator()):
+            views = watched.at(slice(1, None))
             states = data.episodes.arrays["observations"][rows[:-1]]
-            now = _maps(data.env.crops(states, views.positions.long()).flatten(0, 2))
-            tally.add(2.0 * now - 1.0, _maps(views.observations.flatten(0, 2)))
+            now = _maps(data.env.crops(states, views.positions.long())[views.mask])
+            tally.add(2.0 * now - 1.0, _maps(views.observations[views.mask]))
         return tally.scores()
 
     def _with_less(self, model: SpatialModel, data: Recorded) -> dict[str, dict[str, float]]:
@@ -425,10 +467,8 @@ class PartialViews:
             every step, with "copy" that of the prompt's last frame.
         """
         env, device = data.env, data.episodes.device
-        generator = self._generator(device)
+        generator = self._generator()
         steps = self.prompt + self.imagined
-        if int(data.episodes.lengths.min()) < steps:
-            raise UserError(f"a rollout of {steps} steps needs episodes as long; task.steps={self.steps}")
         number = min(number, len(data.episodes))
         rows = data.episodes.starts[:number] + torch.arange(steps, device=device)[:, None]
         views = self._seen(data, rows, generator)
@@ -451,10 +491,15 @@ class PartialViews:
         variants = {}
         for variant in self.test:
             data = self._data("test", variant, device)
-            generator = self._generator(device)
+            generator = self._generator()
             slots, imagined = [], []
-            for rows in self._chunks(data, limit):
-                views = self._seen(data, rows, generator)
+            shortest = _BURN_IN + max(self.horizons)
+            index = torch.nonzero(data.episodes.lengths >= shortest)[:, 0][:limit]
+            if len(index) < 2:
+                raise UserError(
+                    f"{len(index)} test episodes of {variant!r} reach {shortest} steps; give smaller horizons"
+                )
+            for rows, views in self._watched(data, limit, generator, shortest):
                 seen, states = model.observe(views)
                 at = _BURN_IN
                 doing = [
@@ -463,15 +508,14 @@ class PartialViews:
                 ]
                 slots.append(seen.transpose(0, 1))
                 imagined.append(model.rollout(states[at], doing))
-            number = min(limit or len(data.episodes), len(data.episodes))
-            kept = Imagined(data.episodes, torch.arange(number), _BURN_IN, torch.cat(slots), torch.cat(imagined, dim=1))
+            kept = Imagined(data.episodes, index, _BURN_IN, torch.cat(slots), torch.cat(imagined, dim=1))
             variants[variant] = score(kept, self.horizons)
         scores = {
             f"hits@1/{variant}/h{h}": entry["h@1"]
             for variant, one in variants.items()
             for h, entry in one["all"].items()
         }
-        return {"scores": scores, "ranked": variants, "n": limit or self.test_episodes}
+        return {"scores": scores, "ranked": variants, "n": min(limit or self.test_episodes, self.test_episodes)}
 
     # What people look at.
 
@@ -527,8 +571,9 @@ class PartialViews:
             written.append(pictures.along_rollout(result["rollout"], folder / "rollout_accuracy.png"))
         elif self.polar:
             data = self._data("test", next(iter(self.test)), device)
-            rows = data.episodes.starts[example] + torch.arange(1 + min(20, self.steps - 1), device=device)[:, None]
-            said, truth = self._said(model, self._seen(data, rows, self._generator(device)))
+            length = min(20, int(data.episodes.lengths[example]))
+            rows = data.episodes.starts[example] + torch.arange(1 + length, device=device)[:, None]
+            said, truth = self._said(model, self._seen(data, rows, self._generator()))
             written.append(pictures.polar_pair(truth, said, folder / "polar.png"))
         return written
 

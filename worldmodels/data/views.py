@@ -31,8 +31,8 @@ class Views(NamedTuple):
         """These views with each present one kept with a probability, independently at every step."""
         if fraction >= 1.0:
             return self
-        draw = torch.rand(self.mask.shape, generator=generator, device=self.mask.device)
-        return self._replace(mask=self.mask & (draw < fraction))
+        draw = torch.rand(self.mask.shape, generator=generator, device=generator.device)
+        return self._replace(mask=self.mask & (draw < fraction).to(self.mask.device))
 
     def first(self, count: int) -> "Views":
         """These views without all but the first ``count`` at every step."""
