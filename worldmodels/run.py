@@ -294,6 +294,8 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
         raise UserError(f"{path} holds a run already; go on with resume={path}, or choose another folder")
     settings = TrainerSettings(**config["trainer"])
     fabric = make_fabric(settings)
+    if settings.threads > 0:  # for collecting data as well
+        torch.set_num_threads(settings.threads)
     path = Path(fabric.broadcast(str(path)))
     quiet = not config["logger"]["progress"] or not fabric.is_global_zero
     if config["task"]:
