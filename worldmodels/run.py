@@ -80,7 +80,7 @@ def split(config: Mapping[str, Any], which: str, *, quiet: bool = False) -> Epis
     settings = {
         "env_id": env["id"],
         "env_kwargs": env["kwargs"],
-        "resize": env["resize"],
+        "resize": tuple(env["resize"]) if env["resize"] else None,
         "episodes": chosen["episodes"],
         "steps": steps,
         "seed": chosen["seed"],
