@@ -417,9 +417,9 @@ def test_a_run_on_battles_plays_other_scenarios_and_is_drawn(tmp_path, capsys):
     assert agent.model.env.num_envs == 4 and agent.model.action_space == spaces.Discrete(7)
     assert type(agent.model.policy.features_extractor) is ViewFeatures
     result = json.loads((run / "evaluation.json").read_text())["variants"]
-    assert list(result) == ["as trained", "3s5z", "1c3s5z"] and all(one["episodes"] == 4 for one in result.values())
+    assert list(result) == ["as trained", "1s2z"] and all(one["episodes"] == 4 for one in result.values())
     assert all({"success", "return", "length"} <= set(one) for one in result.values())
-    assert main(["evaluate-agent", f"run={run}", "episodes=3", "env.scenario=1s2z", "env.enemy=3m"]) == 0
+    assert main(["evaluate-agent", f"run={run}", "episodes=3", "env.scenario=1c1s", "env.enemy=3m"]) == 0
     again = json.loads((run / "evaluation.json").read_text())["variants"]
     assert again["env"]["episodes"] == 3 and again["env"]["length"]["high"] <= 12
     assert main(["rollout", f"run={run}"]) == 0
@@ -435,7 +435,7 @@ def test_a_run_on_a_railway_tells_trains_to_enter(tmp_path, capsys):
     agent = trained(run, *RAILS)
     assert agent.model.env.num_envs == 4 and agent.model.action_space == spaces.Discrete(5)
     result = json.loads((run / "evaluation.json").read_text())["variants"]
-    assert list(result) == ["as trained", "5 trains", "20 trains"] and result["as trained"]["return"]["mean"] > 0
+    assert list(result) == ["as trained", "3 trains"] and result["as trained"]["return"]["mean"] > 0
     assert main(["rollout", f"run={run}"]) == 0
     assert (run / "figures" / "episode.gif").is_file()
     assert main(["train-agent", *SMOKE, f"run={tmp_path / 'other'}", *RAILS, "env.shared.no_op=7"]) == 2
