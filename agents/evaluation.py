@@ -1,6 +1,7 @@
 """How well an agent does: whole episodes, without favouring short ones, and tables over seeds."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from rich.table import Table
 from scipy import stats
 
-from ..metrics import mean_interval
+from ..metrics import mean_interval, probability_of_improvement, seeds_interval
 from .policy import RecurrentPolicy
 from .rollout import each
 from .vector import VectorEnvAdapter
@@ -96,29 +97,6 @@ def interquartile_mean(values: np.ndarray) -> float:
     return float(stats.trim_mean(np.asarray(values, dtype=float).flatten(), 0.25))
 
 
-def seeds_interval(values: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile-bootstrap interval of the interquartile mean over seeds, for at least five of them.
-
-    Args:
-        values: one number a seed.
-        seed: of the resampling.
-    """
-    result = stats.bootstrap(
-        (np.asarray(values, dtype=float),),
-        lambda part, axis: stats.trim_mean(part, 0.25, axis=axis),
-        n_resamples=2000,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
-
-
-def probability_of_improvement(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """How probably a run of ours does better than one of theirs (Agarwal et al. 2021): ``P(X > Y) + P(X = Y) / 2``."""
-    x, y = np.asarray(ours, dtype=float)[:, None], np.asarray(theirs, dtype=float)[None]
-    return float(((x > y) + 0.5 * (x == y)).mean())
-
-
 def table(evaluations: Mapping[str, Mapping[str, Any]], title: str) -> Table:
     """One row a run and variant of its environment: success, return and length with 95 % intervals over episodes."""
     shown = Table("run", "core", "seed", "parameters", "variant", title=title, title_justify="left")
@@ -162,7 +140,7 @@ def by_core(evaluations: Sequence[Mapping[str, Any]], title: str) -> Table:
         for label, values in means.items():
             middle = f"{interquartile_mean(np.array(values)):.3f}"
             if len(values) >= 5:
-                low, high = seeds_interval(np.array(values))
+                low, high = seeds_interval(values, statistic=partial(stats.trim_mean, proportiontocut=0.25))
                 middle += f" [{low:.3f}, {high:.3f}]"
             better = [
                 f"{probability_of_improvement(values, means[name]):.2f}" if name in means and name != label else ""

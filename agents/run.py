@@ -112,7 +112,10 @@ def ppo_options() -> dict[str, Any]:
 
 @dataclass
 class AgentConfig:
-    """Everything ``train-agent`` can be told; ``label`` is the name of runs that differ in their seed only."""
+    """Everything ``train-agent`` can be told; ``label`` is the name of runs that differ in their seed only.
+
+    ``jobs`` runs of a sweep are trained at once, each in a process of its own; None: as many as there are cores for.
+    """
 
     experiment: str = "any"
     size: str = "cpu"
@@ -120,6 +123,7 @@ class AgentConfig:
     seed: int = 0
     run: str = MISSING
     resume: str = MISSING
+    jobs: int | None = None
     env: AgentEnvConfig = field(default_factory=AgentEnvConfig)
     encoder: FeaturesConfig = field(default_factory=FeaturesConfig)
     core: dict[str, Any] = field(default_factory=dict)
@@ -492,7 +496,19 @@ def register_agents() -> None:
     ConfigStore.instance().store(name="agent_schema", node=AgentConfig)
 
 
-def train_agent_command(words: Sequence[str], after: Callable[[AgentRun], None] = lambda run: None) -> list[AgentRun]:
+def _reopened(path: Path) -> AgentRun:
+    """A run that another process trained, its environments closed as after training."""
+    run = load_agent(path)
+    assert run.model.env is not None
+    run.model.env.close()
+    return run
+
+
+def _nothing_to_collect(config: Mapping[str, Any]) -> None:
+    """An agent's data are its own."""
+
+
+def train_agent_command(words: Sequence[str], after: Callable[[AgentRun], None] | None = None) -> list[AgentRun]:
     """Train agents: overrides, ``-m`` for a sweep, ``resume=<folder>`` to go on with a run."""
     return command(
         words,
@@ -500,8 +516,10 @@ def train_agent_command(words: Sequence[str], after: Callable[[AgentRun], None] 
         program="train-agent",
         configs="pkg://worldmodels.configs.agents",
         prepare=register_agents,
+        collect=_nothing_to_collect,
         run=train_agent_run,
         read=lambda path: read_saved(path, AgentConfig),
+        load=_reopened,
     )
 
 

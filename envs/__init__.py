@@ -24,6 +24,9 @@ for _id, (_single, _vector, _steps) in _FAMILIES.items():
 if "worldmodels/MiniGrid-v0" not in registry:  # takes env_id=, any id of minigrid's
     register("worldmodels/MiniGrid-v0", entry_point=f"{__name__}.babyai:make_minigrid")
 
+if "worldmodels/Atari-v0" not in registry:  # takes game=, any of ale-py's ROMs
+    register("worldmodels/Atari-v0", entry_point=f"{__name__}.atari:Atari", max_episode_steps=10)
+
 # Others' worlds, which need what they are made of: worldmodels[flatland], worldmodels[starcraft].
 for _id, _single in (
     ("worldmodels/Flatland-v0", "flatland:Flatland"),

@@ -144,7 +144,7 @@ def test_a_sweep_trains_every_choice(at_home):
 
 
 def test_a_sweep_scores_what_succeeds_and_reports_what_fails(at_home, capsys):
-    words = [*SMOKE, "core=gnn", "-m", "core.slot_size=null,8", "run=runs/half"]
+    words = [*SMOKE, "core=gnn", "-m", "core.slot_size=null,8", "run=runs/half", "logger.progress=false"]
     assert "leave core.num_slots and core.slot_size out" in refused(capsys, "train", *words)
     assert (at_home / "runs/half/0/evaluation.json").is_file()
 

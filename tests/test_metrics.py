@@ -93,11 +93,41 @@ def test_near_ties_are_told_apart():
     assert got.ties.tolist()[1:3] == [2, 2]
 
 
+def test_rivals_in_an_equal_state_do_not_compete_by_hand():
+    target = torch.tensor([[0.0], [0.0], [5.0], [0.0]])
+    pred = torch.tensor([[1.0], [0.5], [5.0], [0.25]])
+    equal = torch.tensor([[7, 1], [7, 2], [8, 3], [9, 1]])  # 0 and 1 share the first number, 0 and 3 the second
+    assert ranks(pred, target).less.tolist() == [2, 1, 0, 0]
+    assert ranks(pred, target, equal).less.tolist() == [0, 1, 0, 0]  # to 1, 3 is still a rival
+    same = ranks(torch.zeros(4, 2), torch.zeros(4, 2), torch.zeros(4, 1, dtype=torch.int64))
+    assert same.less.tolist() == [0] * 4 and same.ties.tolist() == [1] * 4
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 25), st.integers(1, 4), st.integers(1, 2), st.integers(0, 10_000))
+def test_ranks_without_equal_states_equal_the_plain_form(N, kinds, columns, seed):
+    generator = torch.Generator().manual_seed(seed)
+    pred, target = torch.randn(2, N, 2, generator=generator).round(decimals=0)
+    equal = torch.randint(kinds, (N, columns), generator=generator)
+    got = ranks(pred, target, equal)
+    for i in range(N):
+        rivals = [j for j in range(N) if j == i or not any(equal[i] == equal[j])]
+        distance = [float((target[i].double() - pred[j].double()).square().sum()) for j in rivals]
+        right = distance[rivals.index(i)]
+        assert int(got.less[i]) == sum(d < right for d in distance)
+        assert int(got.ties[i]) == sum(d == right for d in distance)
+
+
 def test_chunks_do_not_change_ranks(monkeypatch):
     pred, target = torch.randn(2, 97, 3, 2).round(decimals=1)
     whole = ranks(pred, target)
     monkeypatch.setattr("worldmodels.metrics._CHUNK_ELEMENTS", 200)
     parts = ranks(pred, target)
+    assert torch.equal(whole.less, parts.less) and torch.equal(whole.ties, parts.ties)
+    equal = torch.randint(9, (97, 2))
+    parts = ranks(pred, target, equal)
+    monkeypatch.undo()
+    whole = ranks(pred, target, equal)
     assert torch.equal(whole.less, parts.less) and torch.equal(whole.ties, parts.ties)
 
 

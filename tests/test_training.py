@@ -3,6 +3,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from worldmodels.data.collect import collect
 from worldmodels.encoders import CSWMEncoder
 from worldmodels.errors import UserError
 from worldmodels.evaluation import evaluate
-from worldmodels.logging import read_metrics
+from worldmodels.logging import SECONDS, read_metrics
 from worldmodels.training import TrainerSettings, check, draw_paths, learning_rate, make_fabric, train
 from worldmodels.world_model import WorldModel
 
@@ -69,6 +70,26 @@ def test_a_killed_run_resumes_bit_for_bit(block_episodes, tmp_path, monkeypatch)
     assert steps == [2, 4, 6, 8, 10]
     losses = [[line["wm/loss"] for line in read_metrics(tmp_path / run)] for run in "ab"]
     assert losses[0] == losses[1]
+    seconds = [line[SECONDS] for line in read_metrics(tmp_path / "b")]
+    assert seconds == sorted(seconds) and 0.0 < seconds[0] < seconds[1] < seconds[2]  # goes on counting after the kill
+
+
+def test_training_time_leaves_evaluations_out(block_episodes, tmp_path):
+    settings = TrainerSettings(**(QUICK | {"steps": 4, "evaluate_every": 1}))
+    told = []
+
+    def slow(model):
+        time.sleep(0.5)
+        told.append(model)
+        return {"wm/hits@1/h1": 0.0}
+
+    model = small_model(block_episodes, hidden_size=16)
+    fabric = make_fabric(settings)
+    begun = time.perf_counter()
+    train(model, block_episodes, settings, tmp_path, fabric=fabric, objective={}, seed=3, evaluate=slow, quiet=True)
+    whole = time.perf_counter() - begun
+    line = next(line for line in reversed(read_metrics(tmp_path)) if SECONDS in line)
+    assert len(told) == 4 and line[SECONDS] < whole - 1.5
 
 
 def test_a_finished_run_can_be_resumed_without_harm(block_episodes, tmp_path):

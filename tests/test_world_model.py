@@ -171,6 +171,52 @@ def test_in_episode_scores_by_hand():
     assert 0.1 < sum(hit) / 80 < 0.9
 
 
+def test_states_that_occur_more_than_once_are_counted_and_left_out():
+    """All of the second half of the episodes are copies of the first half's: each target has one equal."""
+    episodes = counting_episodes()
+    rows = 40 * 7
+    episodes.arrays = {name: torch.cat([array[:rows], array[:rows]]) for name, array in episodes.arrays.items()}
+    entry = evaluate(adder(), episodes, horizons=(5,))["all"]["5"]
+    assert entry["duplicates"] == 1.0 and entry["h@1"] == pytest.approx(0.5) and entry["distinct_h@1"] == 1.0
+    assert entry["ceiling"] == 0.5  # and the perfect model reaches it
+    numbers = torch.arange(80 * 7).reshape(80, 7)
+    numbers[1, 5], numbers[3, 5], numbers[4, 5] = numbers[0, 5], numbers[2, 5], numbers[2, 5]
+    told = counting_episodes()
+    plain = evaluate(adder(), told, horizons=(5,))["all"]["5"]
+    told.arrays["info/state"] = numbers.reshape(-1)
+    more = evaluate(adder(), told, horizons=(5,))["all"]["5"]
+    seen = told.arrays["observations"].view(80, 7, 3)[:, 5]
+    again = torch.tensor([any(torch.equal(seen[i], seen[j]) for j in range(80) if j != i) for i in range(80)])
+    assert plain["duplicates"] == pytest.approx(float(again.float().mean()))
+    again[:5] = True
+    assert more["duplicates"] == pytest.approx(float(again.float().mean()))
+
+
+def test_a_linear_readout_tells_what_slots_hold():
+    episodes = counting_episodes()
+    states = episodes.arrays["observations"].squeeze(-1)
+    noise = torch.randn(len(states), generator=torch.Generator().manual_seed(1))
+    both, constant = 3.0 * states[:, 0] - states[:, 2], torch.ones(len(states))
+    hidden = torch.where(torch.arange(len(states)) % 3 > 0, 2.0 * states[:, 1], 1e6)
+    objects = torch.stack([10.0 - 2.0 * states[:, 1], both, noise, constant, hidden], 1)
+    shown = torch.ones(len(states), 5, dtype=torch.bool)
+    shown[:, 4] = torch.arange(len(states)) % 3 > 0
+    episodes.arrays |= {"info/objects": objects, "info/visible": shown}
+    episodes.about["objects"] = ["one", "both", "noise", "constant", "hidden"]
+    probe = evaluate(adder(), episodes, horizons=(1, 5))["probe"]
+    assert probe["episodes"] == 80 and set(probe["objects"]) == {"one", "both", "noise", "hidden"}
+    for name, slot in (("one", 1), ("hidden", 1)):
+        told = probe["objects"][name]
+        assert told["r2"] > 0.99 and told["slot"] == slot and told["slot_r2"] > 0.99
+        assert all(value > 0.99 for value in told["imagined_r2"].values()) and set(told["imagined_r2"]) == {"1", "5"}
+    told = probe["objects"]["both"]
+    assert told["r2"] > 0.99 and told["slot"] == 0 and 0.7 < told["slot_r2"] < 0.98
+    assert probe["objects"]["noise"]["r2"] < 0.1
+    wrong = evaluate(adder(remembers=True), episodes, horizons=(1, 5))["probe"]["objects"]["one"]
+    assert wrong["r2"] > 0.99 > wrong["imagined_r2"]["5"]  # it sees rightly and imagines wrongly
+    assert "probe" not in evaluate(adder(), counting_episodes(), horizons=(1,))
+
+
 def test_burn_in_fills_a_carried_state():
     model = adder(remembers=True, memory="carry")
     result = evaluate(model, counting_episodes(), horizons=(1, 2), burn_in=3)

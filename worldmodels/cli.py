@@ -21,6 +21,7 @@ USAGE = """usage: worldmodels COMMAND [key=value ...] [--debug]
   collect          record episodes:          worldmodels collect env=worldmodels/Shapes-v0 path=data/shapes episodes=100
   import-cswm      convert C-SWM's HDF5:     worldmodels import-cswm file=shapes_train.h5 path=data/shapes action_size=20
   compare          one table of runs:        worldmodels compare runs=[runs/a,runs/b]
+  report           a scoreboard over seeds:  worldmodels report runs/pong runs/other --compare core
   envs             the environments that can be named
   cores            the cores that can be named
   check            check a plug-in:          worldmodels check pkg:MyEnv-v0   |   worldmodels check core=my.module:MyCore
@@ -43,6 +44,7 @@ class CollectArguments:
     drop_invalid: bool = False
     resize: list[int] | None = None
     device: str = "cpu"
+    processes: bool = False
     env_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -88,6 +90,19 @@ class CompareArguments:
     """One table of the evaluations of several runs."""
 
     runs: list[str] = field(default_factory=list)
+
+
+@dataclass
+class ReportArguments:
+    """A scoreboard over seeds: ``worldmodels report FOLDER ... [--compare KEY] [--out FOLDER]``.
+
+    Folders are runs or are searched for runs. ``compare`` is ``core`` or any key of the config, like encoder.hidden_size; the
+    files scoreboard.md, .csv and .png go into ``out``, or the first folder.
+    """
+
+    runs: list[str] = field(default_factory=list)
+    compare: str = "core"
+    out: str | None = None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -178,23 +193,29 @@ def _parsed(schema: type, words: list[str]) -> Any:
 
 def _train(words: list[str]) -> None:
     from .hydra_entry import train_command
+    from .run import Run
+
+    runs = train_command(words, show_run)
+    if len(runs) > 1 and all(isinstance(run, Run) for run in runs):
+        print(f"all in one table: worldmodels report {os.path.commonpath([run.path for run in runs])} --compare core")
+
+
+def show_run(run: Any) -> None:
+    """Score the run of a world model or a task that has just ended, and draw its pictures."""
     from .report.tables import scores, show
-    from .run import Run, TaskRun
+    from .run import TaskRun
 
-    def report(run: Run | TaskRun) -> None:
-        result = run.evaluate(quiet=not run.config["logger"]["progress"])
-        name = result["core"].lower()
-        if isinstance(run, TaskRun):
-            show(run.task.table({name: result}, f"{run.task.name}: test data"))
-        else:
-            show(scores({name: result}, f"{run.config['env']['id']}: held-out episodes, percent"))
-            _print_alarms(result)
-        if run.config["logger"]["figures"]:
-            for path in run.draw():
-                print(path)
-        print(f"run: {run.path}")
-
-    train_command(words, report)
+    result = run.evaluate(quiet=not run.config["logger"]["progress"])
+    name = result["core"].lower()
+    if isinstance(run, TaskRun):
+        show(run.task.table({name: result}, f"{run.task.name}: test data"))
+    else:
+        show(scores({name: result}, f"{run.config['env']['id']}: held-out episodes, percent"))
+        _print_alarms(result)
+    if run.config["logger"]["figures"]:
+        for path in run.draw():
+            print(path)
+    print(f"run: {run.path}")
 
 
 def _evaluate(words: list[str]) -> None:
@@ -217,19 +238,22 @@ def _evaluate(words: list[str]) -> None:
 
 
 def _train_agent(words: list[str]) -> None:
+    from .agents.run import train_agent_command
+
+    train_agent_command(words, show_agent_run)
+
+
+def show_agent_run(run: Any) -> None:
+    """Score the run of an agent that has just ended, and draw its pictures."""
     from .agents.evaluation import table
-    from .agents.run import AgentRun, train_agent_command
     from .report.tables import show
 
-    def report(run: AgentRun) -> None:
-        result = run.evaluate(quiet=not run.config["logger"]["progress"])
-        show(table({str(run.path): result}, f"{result['env']} after {result['steps']:,} steps"))
-        if run.config["logger"]["figures"]:
-            for path in run.draw():
-                print(path)
-        print(f"run: {run.path}")
-
-    train_agent_command(words, report)
+    result = run.evaluate(quiet=not run.config["logger"]["progress"])
+    show(table({str(run.path): result}, f"{result['env']} after {result['steps']:,} steps"))
+    if run.config["logger"]["figures"]:
+        for path in run.draw():
+            print(path)
+    print(f"run: {run.path}")
 
 
 def _evaluate_agent(words: list[str]) -> None:
@@ -296,6 +320,36 @@ def _compare(words: list[str]) -> None:
         show(run.task.table(evaluations, f"{run.task.name}: test data"))
 
 
+def _report(words: list[str]) -> None:
+    import shlex
+
+    from .report.scoreboard import scoreboard, tables, write
+    from .report.tables import show
+
+    folders, options, rest = [], [], iter(words)
+    for word in rest:
+        if word in ("--compare", "--out"):
+            word += f"={next(rest, '')}"
+        key, separator, value = word.removeprefix("--").partition("=")
+        if separator and not value:
+            raise UserError(f"{word.partition('=')[0]} needs a value, like --compare core or --out reports")
+        if word.startswith("-") or (separator and key.isidentifier() and not Path(word).exists()):
+            options.append(word.removeprefix("--") if separator else word)
+        else:
+            folders.append(word)
+    arguments = _parsed(ReportArguments, options)
+    folders += arguments.runs
+    if not folders:
+        raise UserError("no folder was named; give folders of runs, like 'worldmodels report runs --compare core'")
+    board = scoreboard(folders, arguments.compare)
+    for table in tables(board):
+        show(table)
+    if board.not_evaluated:
+        print(f"not evaluated: {', '.join(board.not_evaluated)}")
+    for path in write(board, Path(arguments.out or folders[0]), shlex.join(["worldmodels", "report", *words])):
+        print(path)
+
+
 def _rollout(words: list[str]) -> None:
     from .run import is_agent, load
 
@@ -330,6 +384,7 @@ def _collect(words: list[str]) -> None:
             resize=tuple(arguments.resize) if arguments.resize else None,
             env_kwargs=arguments.env_kwargs,
             device=arguments.device,
+            processes=arguments.processes,
             progress=lambda done, _: bar.update(task, completed=done),
         )
     print(f"{arguments.path}: {len(episodes)} episodes, {episodes.num_transitions} transitions")
@@ -420,6 +475,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "collect": _collect,
     "import-cswm": _import_cswm,
     "compare": _compare,
+    "report": _report,
     "envs": _envs,
     "cores": _cores,
     "check": _check,

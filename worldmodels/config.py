@@ -47,13 +47,14 @@ class SplitConfig:
 
 @dataclass
 class DataConfig:
-    """Training and test episodes; ``dir`` is where collected ones are kept."""
+    """Training and test episodes; ``dir`` is where collected ones are kept, ``processes`` how (see ``collect``)."""
 
     dir: str = "data"
     train: SplitConfig = field(default_factory=SplitConfig)
     test: SplitConfig = field(default_factory=lambda: SplitConfig(episodes=1000, steps=10, seed=3))
     drop_invalid: bool = False
     num_envs: int | None = None
+    processes: bool = False
 
 
 @dataclass
@@ -75,13 +76,17 @@ class LoggerConfig:
 
 @dataclass
 class TrainConfig:
-    """Everything ``train`` can be told; with a ``task`` it trains on that, otherwise a world model."""
+    """Everything ``train`` can be told; with a ``task`` it trains on that, otherwise a world model.
+
+    ``jobs`` runs of a sweep are trained at once, each in a process of its own; None: as many as there are cores for.
+    """
 
     experiment: str = "any"
     size: str = "cpu"
     seed: int = 0
     run: str = MISSING
     resume: str = MISSING
+    jobs: int | None = None
     env: EnvConfig = field(default_factory=EnvConfig)
     data: DataConfig = field(default_factory=DataConfig)
     encoder: dict[str, Any] = field(default_factory=dict)
@@ -154,7 +159,7 @@ def constructor_options(path: str) -> dict[str, Any]:
 def plain(config: Any) -> dict[str, Any]:
     """A composed config as plain values, without the keys that only say where it runs."""
     values: dict[str, Any] = OmegaConf.to_container(config, resolve=True, enum_to_str=True)  # type: ignore[assignment]
-    return {key: value for key, value in values.items() if key not in ("run", "resume", "hydra")}
+    return {key: value for key, value in values.items() if key not in ("run", "resume", "jobs", "hydra")}
 
 
 def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any:

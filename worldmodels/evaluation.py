@@ -15,6 +15,7 @@ from .world_model import WorldModel
 
 HORIZONS = (1, 5, 10)
 MOVED_MINIMUM = 50
+_PROBE_MINIMUM = 50  # moments at which an object is seen, in either half of the episodes
 _ENCODE_BATCH = 2000
 
 
@@ -118,10 +119,15 @@ def evaluate(
     Paths are the first ``burn_in + h`` steps of each episode. Entries, one per horizon:
 
     - "all": each true state ranks the predictions of all paths; ``copy_`` is z' = z under the same encoder, "true_copy_"
-      the same with true positions where the environment tells them.
-    - "in_episode": the true states of the path's own episode ranked by distance to the prediction; states that look the
-      same as the target are left out; "chance" is the mean of one over the number of candidates.
+      the same with true positions where the environment tells them. "duplicates" is the share of paths whose true state is
+      another path's as well, "distinct_" the scores with those rivals left out. "ceiling" is the most that H@1 can be for any
+      model: of several paths that lead to the same observation, one prediction is the nearest.
+    - "in_episode": the true states of the path's own episode ranked by distance to the prediction; states equal to the
+      target are left out; "chance" is the mean of one over the number of candidates.
     - "moved": the paths on which something was pushed, ranked among all; absent below 50 paths.
+
+    States are equal if their observations are, byte by byte, or the environment's ``info["state"]`` where it has one. Where
+    the data know coordinates of objects, "probe" is what a linear readout of the slots tells of them, see ``probe``.
 
     Args:
         model: the model; it is set to evaluation and back.
@@ -150,7 +156,7 @@ def evaluate(
 def score(seen: Imagined, horizons: Sequence[int]) -> dict[str, Any]:
     """The scores of imagined states, see ``evaluate``."""
     burn_in = seen.burn_in
-    looks = _looks(seen)
+    same = _numbers(seen)
     positions, moved = seen.info("positions"), seen.info("moved")
     result: dict[str, Any] = {"all": {}, "in_episode": {}, "moved": {}}
     now = seen.slots[:, burn_in]
@@ -158,13 +164,18 @@ def score(seen: Imagined, horizons: Sequence[int]) -> dict[str, Any]:
         target, pred = seen.slots[:, burn_in + h], seen.imagined[h - 1]
         over_all, copy_over_all = ranks(pred, target), ranks(now, target)
         entry = _scores(over_all, copy_over_all)
+        equal = same[:, burn_in + h].to(target.device)
+        entry["duplicates"] = _mean(torch.stack([_occurs_again(column) for column in equal.T]).any(0))
+        entry["ceiling"] = len(torch.unique(equal[:, 0])) / len(equal)
         if positions is not None:
             true = ranks(positions[:, burn_in].double(), positions[:, burn_in + h].double())
             entry |= {"true_copy_h@1": _mean(hits(true, 1)), "true_copy_mrr": _mean(reciprocal_ranks(true))}
+        distinct = ranks(pred, target, equal) if entry["duplicates"] else over_all
+        entry |= {"distinct_h@1": _mean(hits(distinct, 1)), "distinct_mrr": _mean(reciprocal_ranks(distinct))}
         for ties in ("reference", "worst"):
             entry[f"h@1_{ties}"] = _mean(hits(over_all, 1, ties=ties))
         result["all"][str(h)] = entry
-        different = (seen.present & (looks != looks[:, burn_in + h, None])).to(seen.slots.device)
+        different = (seen.present & (same != same[:, burn_in + h, None]).all(-1)).to(seen.slots.device)
         inside = _scores(
             ranks_within(pred, target, seen.slots, different), ranks_within(now, target, seen.slots, different)
         )
@@ -174,6 +185,8 @@ def score(seen: Imagined, horizons: Sequence[int]) -> dict[str, Any]:
             pushed = (moved[:, burn_in + 1 : burn_in + h + 1].sum(-1) >= 2).any(1).to(over_all.less.device)
             if int(pushed.sum()) >= MOVED_MINIMUM:
                 result["moved"][str(h)] = _scores(_take(over_all, pushed), _take(copy_over_all, pushed))
+    probed = probe(seen, horizons)
+    result |= {"probe": probed} if probed else {}
     result["effective_rank"] = effective_rank(now)
     result["variance"] = float(now.double().flatten(1).var(0).sum())
     result["alarms"] = _alarms(result, max(horizons))
@@ -200,14 +213,83 @@ def _scores(model: Ranks, copy: Ranks) -> dict[str, Any]:
     }
 
 
-def _looks(seen: Imagined) -> Tensor:
-    """A number per frame, ``(E, longest + 1)``, equal where the observation's bytes are equal."""
-    frames = seen.episodes.arrays["observations"]
-    numbers = np.empty(tuple(seen.rows.shape), dtype=np.int64)
-    for e, rows in enumerate(seen.rows.cpu()):
-        for t, frame in enumerate(frames[rows.to(frames.device)].cpu().numpy()):
-            numbers[e, t] = int.from_bytes(hashlib.blake2b(frame.tobytes(), digest_size=8).digest(), "big", signed=True)
+def _occurs_again(numbers: Tensor) -> Tensor:
+    """Which of these numbers ``(N,)`` occur more than once."""
+    _, where, counts = torch.unique(numbers, return_inverse=True, return_counts=True)
+    return counts[where] > 1
+
+
+def _numbers(seen: Imagined) -> Tensor:
+    """Numbers of every frame, ``(E, longest + 1, G)``: of the observation's bytes, and of the state's if the data hold it."""
+    arrays = [seen.episodes.arrays[name] for name in ("observations", "info/state") if name in seen.episodes.arrays]
+    numbers = np.empty((*seen.rows.shape, len(arrays)), dtype=np.int64)
+    for g, array in enumerate(arrays):
+        for e, rows in enumerate(seen.rows.cpu()):
+            for t, row in enumerate(array[rows.to(array.device)].cpu().numpy()):
+                digest = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
+                numbers[e, t, g] = int.from_bytes(digest, "big", signed=True)
     return torch.from_numpy(numbers).to(seen.present.device)
+
+
+def probe(seen: Imagined, horizons: Sequence[int]) -> dict[str, Any] | None:
+    """How much slots tell of the coordinates of objects that the data know: R^2 of a linear readout (ridge regression).
+
+    The readout is fitted to the slots of every second episode and scored on the others, on moments at which the object is
+    seen. Coordinates that hardly ever are, or never change, are left out.
+
+    Args:
+        seen: test episodes with ``info/objects`` ``(coordinates,)``, named in ``about["objects"]``, and ``info/visible``
+            where an object can be out of play.
+        horizons: steps after which the readout is also given what the model imagines.
+
+    Returns:
+        For each coordinate "r2" from all slots, "slot" and "slot_r2" from the one slot that fits best, and by horizon
+        "imagined_r2", one minus the squared error after so many steps over the variance over all moments (None where the
+        object is not seen); None where the data know no coordinates, with one name each.
+    """
+    array, names = seen.episodes.arrays.get("info/objects"), seen.episodes.about.get("objects")
+    if array is None or names is None or array.shape[1:] != (len(names),):
+        return None
+    slots, device = seen.slots.double(), seen.slots.device
+    truth = array[seen.rows].double().to(device)  # (E, longest + 1, coordinates)
+    shown = seen.episodes.arrays.get("info/visible", torch.isfinite(array))[seen.rows].bool().to(device)
+    fitted = (torch.arange(len(slots), device=device) % 2 == 0)[:, None] & seen.present.to(device)
+    held = (torch.arange(len(slots), device=device) % 2 == 1)[:, None] & seen.present.to(device)
+    objects = {}
+    for i, name in enumerate(names):
+        value = truth[..., i]
+        a, b = fitted & shown[..., i], held & shown[..., i]
+        if min(int(a.sum()), int(b.sum())) < _PROBE_MINIMUM or value[a].std() < 1e-6 or value[b].std() < 1e-6:
+            continue
+        everything = _readout(slots[a].flatten(1), value[a])
+        single = [_readout(slots[a][:, k], value[a]) for k in range(slots.shape[2])]
+        best = max(range(len(single)), key=lambda k: _r2(single[k](slots[a][:, k]), value[a]))
+        spread = (value[b] - value[b].mean()).square().mean()
+        imagined = {}
+        for h in horizons:
+            rows = b[:, seen.burn_in + h]
+            error = everything(seen.imagined[h - 1][rows].double().flatten(1)) - value[rows, seen.burn_in + h]
+            imagined[str(h)] = float(1.0 - error.square().mean() / spread) if len(error) else None
+        objects[name] = {
+            "r2": _r2(everything(slots[b].flatten(1)), value[b]),
+            "slot": best,
+            "slot_r2": _r2(single[best](slots[b][:, best]), value[b]),
+            "imagined_r2": imagined,
+        }
+    return {"objects": objects, "episodes": len(slots)}
+
+
+def _readout(x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
+    """Ridge regression of y ``(N,)`` on x ``(N, F)``, scaled to unit variance, with a penalty of a hundredth of N."""
+    mean, scale, center = x.mean(0), x.std(0) + 1e-9, y.mean()
+    z = (x - mean) / scale
+    gram = z.T @ z + 0.01 * len(z) * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
+    weight = torch.linalg.solve(gram, z.T @ (y - center))
+    return lambda other: (other - mean) / scale @ weight + center
+
+
+def _r2(told: Tensor, true: Tensor) -> float:
+    return float(1.0 - (told - true).square().sum() / (true - true.mean()).square().sum())
 
 
 def _alarms(result: dict[str, Any], horizon: int) -> list[str]:

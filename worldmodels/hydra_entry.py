@@ -2,39 +2,69 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import env_override
 from omegaconf import DictConfig
 
 from .config import plain, register, user_error
 from .errors import UserError
-from .run import Run, TaskRun, read_config, train_run
+from .run import Run, TaskRun, collect_data, load, read_config, train_run
+from .sweep import Job, is_starting, side_by_side, train_side_by_side
 
 CONFIGS = "pkg://worldmodels.configs"
+SHOWING = ("-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion")
 
 
-def train_command(
-    words: Sequence[str], after: Callable[[Run | TaskRun], None] = lambda run: None
-) -> list[Run | TaskRun]:
+def train_command(words: Sequence[str], after: Callable[[Run | TaskRun], None] | None = None) -> list[Run | TaskRun]:
     """Train a world model, or a core on a task, see ``command``."""
-    return command(words, after, program="train", configs=CONFIGS, prepare=register, run=train_run, read=read_config)
+    return command(
+        words,
+        after,
+        program="train",
+        configs=CONFIGS,
+        prepare=register,
+        collect=collect_data,
+        run=train_run,
+        read=read_config,
+        load=load,
+    )
 
 
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    """Modules in the present folder can be named, after everything installed."""
+    before = list(sys.path)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@_current_folder_importable()
 def command(
     words: Sequence[str],
-    after: Callable[[Any], None],
+    after: Callable[[Any], None] | None,
     *,
     program: str,
     configs: str,
     prepare: Callable[[], None],
+    collect: Callable[[Mapping[str, Any]], None],
     run: Callable[..., Any],
     read: Callable[[Path], dict[str, Any]],
+    load: Callable[[Path], Any],
 ) -> list[Any]:
     """Train what the words describe: overrides, ``-m`` for a sweep, ``resume=<folder>`` to go on with a run.
+
+    All runs of a sweep are composed before the first is trained; ``jobs`` of them are then trained at once, each in a
+    process of its own, which is why ``run`` and ``after`` must be functions that can be imported by their names.
 
     Args:
         words: as on the command line.
@@ -42,8 +72,10 @@ def command(
         program: the command's name.
         configs: where its configurations lie.
         prepare: puts schema and groups where Hydra finds them.
+        collect: makes sure that the data of a config are there.
         run: trains what a config describes, into a folder.
         read: the config of a run's folder.
+        load: opens the folder of a run that another process has trained.
 
     Returns:
         The runs that ended well; none in processes that are not the first.
@@ -51,18 +83,20 @@ def command(
     Raises:
         UserError: something the user can mend; in a sweep after the other jobs have run.
     """
+    if is_starting():
+        raise SystemExit(1)  # the process that started this one says why
     words = [_quoted(word) for word in words]
     for word in words:
         may_add = ("env.kwargs", "core.", "encoder.", "evaluation.variants", "hydra")
         if word.startswith("+") and not word.lstrip("+").startswith(may_add):
             raise UserError(f"{word!r} would add a key that nothing reads; leave out the '+' to set an existing one")
     runs: list[Any] = []
-    failures: list[Exception] = []
 
     def finish(ended: Any) -> None:
         if ended is not None:
             runs.append(ended)
-            after(ended)
+            if after is not None:
+                after(ended)
 
     resume = [word for word in words if word.startswith("resume=")]
     if resume:
@@ -73,17 +107,55 @@ def command(
         finish(run(read(path), path, resume=True))
         return runs
 
-    def job(config: DictConfig) -> None:
-        try:
-            finish(run(plain(config), Path(HydraConfig.get().runtime.output_dir)))
-        except Exception as error:
-            failures.append(error)
-
     prepare()
-    _hydra(words, job, program, configs)
+    jobs, asked = _composed(words, program, configs)
+    failures: list[Exception] = []
+    at_once = side_by_side(asked, [job.config for job in jobs])
+    if at_once > 1:
+        ended = train_side_by_side(jobs, at_once, program=program, collect=collect, run=run, after=after)
+        failures += [error for error in ended if error is not None]
+        runs += [load(job.path) for job, error in zip(jobs, ended, strict=True) if error is None]
+    else:
+        for job in jobs:
+            try:
+                with env_override(job.environment):
+                    finish(run(job.config, job.path))
+            except Exception as error:
+                failures.append(error)
     if failures:
         raise failures[0]
     return runs
+
+
+def _composed(words: Sequence[str], program: str, configs: str) -> tuple[list[Job], int | None]:
+    """The runs that words describe, and how many of them are to be trained at once.
+
+    Raises:
+        UserError: words that cannot be composed, a launcher that composes in other processes.
+    """
+    jobs: list[Job] = []
+    asked: list[int | None] = []
+    failures: list[Exception] = []
+
+    def record(config: DictConfig) -> None:
+        try:
+            about = HydraConfig.get()
+            path, overrides = Path(about.runtime.output_dir), list(about.overrides.task)
+            jobs.append(Job(plain(config), path, overrides, dict(about.job.env_set)))
+            asked.append(config.jobs)
+        except Exception as error:
+            failures.append(error)
+
+    _hydra(words, record, program, configs)
+    if failures:
+        raise user_error(failures[0]) or failures[0]
+    sweeping = any(word in ("-m", "--multirun") for word in words)
+    if sweeping and not jobs and not any(word.partition("=")[0] in SHOWING for word in words):
+        raise UserError(
+            "Hydra's launcher composed this sweep in other processes, whose results would be lost; leave out "
+            "hydra/launcher=, and say with jobs= how many runs are trained at once"
+        )
+    return jobs, asked[0] if asked else None
 
 
 def _quoted(word: str) -> str:
@@ -101,12 +173,10 @@ def _quoted(word: str) -> str:
 def _hydra(words: Sequence[str], job: Any, program: str, configs: str) -> None:
     sweep = [word for word in words if word in ("-m", "--multirun")]  # argparse wants it before the overrides
     words = [*sweep, *(word for word in words if word not in sweep)]
-    before, path_before = sys.argv, list(sys.path)
+    before, path_before = sys.argv, list(sys.path)  # Hydra leaves a mark on both
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [f"worldmodels {program}", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     try:
         hydra.main(version_base="1.3", config_path=configs, config_name="train")(job)()
     except Exception as error:

@@ -1,7 +1,9 @@
 """What a run writes while it works: metrics.jsonl, TensorBoard events and a progress bar."""
 
 import json
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,15 @@ from torch.utils.tensorboard import SummaryWriter
 from .checkpoints import write_aside
 
 METRICS = "metrics.jsonl"
+SECONDS = "time/training_seconds"  # spent so far, before and after a resume, without evaluations
 
 
 def progress_bar(description: str) -> Progress:
-    """A progress bar with count, speed and time left; it draws nothing where output is no terminal."""
+    """A progress bar with count, speed and time left; it draws nothing where output is no terminal.
+
+    Args:
+        description: before the bar; it may name fields of a row, like "{task.description}".
+    """
     return Progress(
         TextColumn(description),
         BarColumn(),
@@ -29,11 +36,19 @@ def progress_bar(description: str) -> Progress:
     )
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; a line cut short by a kill is left out."""
+def read_metrics(run: Path, *, last: int | None = None) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl; a line cut short, by a kill or being written, is left out.
+
+    Args:
+        run: the run's folder.
+        last: read only so many bytes at the end.
+    """
     lines = []
     if (run / METRICS).is_file():
-        for line in (run / METRICS).read_bytes().splitlines():
+        with (run / METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - last) if last is not None else 0)
+            written = file.read()
+        for line in written.splitlines():
             try:
                 values = json.loads(line)
             except ValueError:
@@ -41,6 +56,17 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             if isinstance(values, dict) and "step" in values:
                 lines.append(values)
     return lines
+
+
+def note(values: Mapping[str, Any]) -> str | None:
+    """A line of metrics in few words, like "loss 0.12, 3,000 transitions/s"; None of a line that is not of training."""
+    headlines = (("rollout/success_rate", "success"), ("rollout/ep_rew_mean", "return"), ("/loss", "loss"))
+    told = [(what, v) for end, what in headlines for name, v in values.items() if name.endswith(end)]
+    speed = [(name, value) for name, value in values.items() if name.endswith("_per_second")]
+    if not told or not speed:
+        return None
+    unit = speed[0][0].removeprefix("time/").removesuffix("_per_second")
+    return f"{told[0][0]} {told[0][1]:.4g}, {speed[0][1]:,.0f} {unit}/s"
 
 
 class RunLog:
@@ -55,6 +81,7 @@ class RunLog:
 
     def __init__(self, run: Path, step: int, steps: int, *, quiet: bool = False):
         kept = [line for line in read_metrics(run) if line["step"] <= step]
+        self.seconds = float(next((line[SECONDS] for line in reversed(kept) if SECONDS in line), 0.0))
         run.mkdir(parents=True, exist_ok=True)
         write_aside(run / METRICS, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = (run / METRICS).open("a", encoding="utf-8")
@@ -70,12 +97,8 @@ class RunLog:
         self._file.flush()
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
-        headlines = (("rollout/success_rate", "success"), ("rollout/ep_rew_mean", "return"), ("/loss", "loss"))
-        told = [(what, v) for end, what in headlines for name, v in values.items() if name.endswith(end)]
-        speed = [(name, value) for name, value in values.items() if name.endswith("_per_second")]
-        if told and speed:
-            unit = speed[0][0].removeprefix("time/").removesuffix("_per_second")
-            self._progress.update(self._task, note=f"{told[0][0]} {told[0][1]:.4g}, {speed[0][1]:,.0f} {unit}/s")
+        if told := note(values):
+            self._progress.update(self._task, note=told)
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""

@@ -1,6 +1,7 @@
 """How good predictions in latent space are: ranks with their ties, Hits@k, MRR, intervals, collapse."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,9 @@ class Ranks(NamedTuple):
     ties: Int[Tensor, " N"]
 
 
-def ranks(pred: Float[Tensor, " N *D"], target: Float[Tensor, " M *E"]) -> Ranks:
+def ranks(
+    pred: Float[Tensor, " N *D"], target: Float[Tensor, " M *E"], equal: Int[Tensor, "N G"] | None = None
+) -> Ranks:
     """For each true next state, rank all predictions by their distance to it.
 
     ``D_ij = ||target_i - pred_j||^2``; ``less_i = #{j: D_ij < D_ii}``, ``ties_i = #{j: D_ij = D_ii}``. The published
@@ -38,6 +41,8 @@ def ranks(pred: Float[Tensor, " N *D"], target: Float[Tensor, " M *E"]) -> Ranks
     Args:
         pred: predictions, ``(N, ...)``; flattened from the second axis on.
         target: true next states in the same order.
+        equal: ``(N, G)``, numbers of the true states; a prediction whose state has a number in common with a row's, in the
+            same column, does not compete there, because it is not wrong. None: all compete.
 
     Returns:
         The ranks; memory beyond the inputs is O(N * dimensions + chunk).
@@ -83,7 +88,25 @@ def ranks(pred: Float[Tensor, " N *D"], target: Float[Tensor, " M *E"]) -> Ranks
             row_ties.index_add_(0, i[take], weight * (exact == exact_right))
         less[rows] = row_less.to(torch.int64)
         ties[rows] = row_ties.to(torch.int64)
+    if equal is not None:
+        _without_equals(less, ties, candidates[own], targets, equal.to(pred.device))
     return Ranks(less, ties)
+
+
+def _without_equals(less: Tensor, ties: Tensor, pred: Tensor, target: Tensor, equal: Tensor) -> None:
+    """Take rivals out of the ranks, in place, that share a number of ``equal`` with the right one."""
+    right = (target - pred).square().sum(1)
+    chunk = max(1, _CHUNK_ELEMENTS // len(pred))
+    for start in range(0, len(pred), chunk):
+        shared = (equal[start : start + chunk, None] == equal[None]).any(-1)
+        i, j = shared.nonzero(as_tuple=True)
+        i = i + start
+        i, j = i[i != j], j[i != j]
+        for part in range(0, len(i), max(1, _CHUNK_ELEMENTS // pred.shape[1])):
+            take = slice(part, part + max(1, _CHUNK_ELEMENTS // pred.shape[1]))
+            rival = (target[i[take]] - pred[j[take]]).square().sum(1)
+            less.index_add_(0, i[take], -(rival < right[i[take]]).to(less.dtype))
+            ties.index_add_(0, i[take], -(rival == right[i[take]]).to(ties.dtype))
 
 
 def _check_ties(ties: str) -> None:
@@ -220,3 +243,37 @@ def macro_f1(matrix: Int[Tensor, "C C"], classes: Int[Tensor, " n"] | None = Non
     """
     scores = f1_scores(matrix) if classes is None else f1_scores(matrix)[classes]
     return float(scores.nanmean())
+
+
+def seeds_interval(
+    *samples: Sequence[float] | np.ndarray, statistic: Callable[..., Any] = np.mean, seed: int = 0
+) -> tuple[float, float]:
+    """95 % percentile-bootstrap interval of a statistic over seeds, for at least five of them (2,000 resamples).
+
+    Args:
+        samples: one number a seed; of a statistic of several samples, one sequence each.
+        statistic: of the samples, along ``axis``.
+        seed: of the resampling.
+    """
+    result = stats.bootstrap(
+        tuple(np.asarray(sample, dtype=float) for sample in samples),
+        statistic,
+        n_resamples=2000,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def probability_of_improvement(
+    ours: Sequence[float] | np.ndarray, theirs: Sequence[float] | np.ndarray, axis: int = -1
+) -> Any:
+    """How probably a run of ours does better than one of theirs (Agarwal et al. 2021): ``P(X > Y) + P(X = Y) / 2``.
+
+    Args:
+        ours: one number a seed, along the last axis.
+        theirs: the same; the number of seeds may differ.
+        axis: the last one.
+    """
+    x, y = np.asarray(ours, dtype=float)[..., :, None], np.asarray(theirs, dtype=float)[..., None, :]
+    return ((x > y) + 0.5 * (x == y)).mean((-2, -1))

@@ -24,6 +24,7 @@ from .report import choices, figures
 from .report import tasks as task_figures
 from .tasks import Task
 from .training import TrainerSettings, check_settings, fit, make_fabric, train
+from .view_tasks import PartialViews
 from .world_model import WorldModel, attached_size
 
 CONFIG = "config.yaml"
@@ -94,8 +95,24 @@ def split(config: Mapping[str, Any], which: str, *, quiet: bool = False) -> Epis
             data["dir"],
             which,
             settings,
+            processes=data["processes"],
             progress=lambda done, _: bar.update(task, completed=done, visible=True),
         )
+
+
+def collect_data(config: Mapping[str, Any]) -> None:
+    """Collect the data that a config names if they never were, else verify them.
+
+    Raises:
+        UserError: see ``split`` and the task.
+    """
+    if config["trainer"]["threads"] > 0:
+        torch.set_num_threads(config["trainer"]["threads"])
+    if not config["task"]:
+        for which in ("train", "test"):
+            split(config, which, quiet=not config["logger"]["progress"])
+    elif isinstance(task := build("task", config["task"]), PartialViews):
+        task.record()
 
 
 def claim(path: Path, config: str) -> None:

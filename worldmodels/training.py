@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import checkpoints
 from .data.episodes import Episodes, Paths
 from .errors import UserError
-from .logging import RunLog
+from .logging import SECONDS, RunLog
 from .losses import ContrastiveLoss, contrastive
 from .world_model import WorldModel
 
@@ -222,6 +222,7 @@ def fit(
     first_bad = torch.full((), -1, dtype=torch.int64, device=device)
     model.train()
     clock, since = time.perf_counter(), step
+    begun = clock - (log.seconds if log is not None else 0.0)  # moved on by evaluations, which are not training time
     try:
         while step < settings.steps:
             for group in optimizer.param_groups:
@@ -245,7 +246,8 @@ def fit(
                 names = (f"{kind}/{name}" for name in (*values, "gradient_norm"))
                 line = dict(zip(names, means, strict=True))
                 line["train/learning_rate"] = learning_rate(step - 1, settings)
-                log.write(step, line | {f"time/{unit}_per_second": rate})
+                spent = time.perf_counter() - begun
+                log.write(step, line | {f"time/{unit}_per_second": rate, SECONDS: spent})
             if step % settings.log_every == 0:
                 totals = torch.zeros((), device=device)
                 clock, since = time.perf_counter(), step
@@ -253,11 +255,13 @@ def fit(
                 state = {"optimizer": optimizer.state_dict(), "batches": generator.get_state()}
                 checkpoints.save(run, step, model, state | checkpoints.random_states(device), fabric)
             if evaluate is not None and settings.evaluate_every and (step % settings.evaluate_every == 0 or at_end):
+                paused = time.perf_counter()
                 if log is not None:
                     log.write(step, evaluate(model))
                 model.train()
                 fabric.barrier()
-                clock = time.perf_counter() if since == step else clock  # evaluation is not training time
+                paused = time.perf_counter() - paused
+                clock, begun = clock + paused, begun + paused
             if log is not None:
                 log.advance(step)
     finally:

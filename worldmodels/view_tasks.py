@@ -187,6 +187,12 @@ class PartialViews:
 
     # Data.
 
+    def record(self) -> None:
+        """Record all episodes, of training and test, that never were."""
+        for which in ("train", "test"):
+            for variant in getattr(self, which):
+                self._data(which, variant, torch.device("cpu"))
+
     def _data(self, which: str, variant: str, device: torch.device) -> Recorded:
         """The episodes of a variant, recorded if they never were, resident on the device."""
         key = (which, variant, str(device))

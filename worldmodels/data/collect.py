@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -73,11 +74,21 @@ def make_envs(
     env_kwargs: Mapping[str, Any] | None = None,
     max_episode_steps: int | None = None,
     device: str = "cpu",
+    processes: bool = False,
 ) -> VectorEnv[Any, Any, Any]:
-    """A vector environment of any id: ours in one batch on the device, others as ``SyncVectorEnv`` with autoreset.
+    """A vector environment of any id: batched ones of ours on the device, others as ``SyncVectorEnv`` with autoreset.
 
     MiniGrid and BabyAI ids get RGB pictures of the agent's view; a Dict observation with an entry "image" gives that
     entry, one with "views", "positions" and "mask" stays as it is, any other Dict or Tuple of vectors is flattened.
+
+    Args:
+        env_id: any Gymnasium id.
+        num_envs: copies.
+        env_kwargs: keyword arguments of the environment.
+        max_episode_steps: another step limit than the id's own.
+        device: where batched environments of ours run.
+        processes: each copy of another environment in a process of its own (``AsyncVectorEnv``), which pays where a step
+            takes far longer than the tenth of a millisecond that its way between processes takes.
 
     Raises:
         UserError: no such environment, or it refuses the options.
@@ -91,7 +102,13 @@ def make_envs(
             return gym.make_vec(
                 spec.id, num_envs=num_envs, vectorization_mode="vector_entry_point", device=device, **kwargs
             )
-        return gym.vector.SyncVectorEnv([lambda: _single(spec.id, kwargs)] * num_envs)
+        make = [lambda: _single(spec.id, kwargs)] * num_envs
+        if not processes:
+            return gym.vector.SyncVectorEnv(make)
+        _single(spec.id, kwargs).close()  # so that what it refuses is said here and not by every process
+        with warnings.catch_warnings():  # forking is safe: the copies only run the environment
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            return gym.vector.AsyncVectorEnv(make)
     except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
         raise UserError(f"environment {env_id!r} with {kwargs}: {str(error).splitlines()[0]}") from error
 
@@ -150,6 +167,7 @@ def collect(
     resize: tuple[int, int] | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     device: str = "cpu",
+    processes: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Episodes:
     """Record episodes of a random policy, or of a callable, into a folder.
@@ -169,6 +187,7 @@ def collect(
         resize: (height, width) to which pictures are brought, with antialiasing.
         env_kwargs: keyword arguments of the environment.
         device: where our own environments run.
+        processes: run each copy of an environment that is not batched in a process of its own; the data are the same.
         progress: called with (episodes recorded, episodes wanted).
 
     Returns:
@@ -187,8 +206,8 @@ def collect(
         num_envs = min(episodes, 1024 if ours else 16)
     probe = make_envs(env_id, 1, env_kwargs=env_kwargs, device=device)
     space = probe.single_observation_space
-    per_object = probe.metadata.get("actions_per_object")
-    actions = action_spec(probe.single_action_space, per_object)
+    actions = action_spec(probe.single_action_space, probe.metadata.get("actions_per_object"))
+    objects = probe.metadata.get("objects")
     limit = steps if steps is not None else _own_limit(probe, spec)
     probe.close()
     # Dropped transitions count for the environment's clock, not for ours.
@@ -199,7 +218,9 @@ def collect(
         raise UserError(f"{env_id} observes {space}; expected a picture, a vector, or a Dict with one of them")
     row_bytes = math.prod(space.shape or ()) * np.dtype(space.dtype).itemsize
     num_envs = max(1, min(num_envs, _BUFFER_BYTES // max(1, row_bytes * (limit + 1))))
-    envs = make_envs(env_id, num_envs, env_kwargs=env_kwargs, max_episode_steps=own_limit, device=device)
+    envs = make_envs(
+        env_id, num_envs, env_kwargs=env_kwargs, max_episode_steps=own_limit, device=device, processes=processes
+    )
     about = {
         "env_id": env_id,
         "env_kwargs": dict(env_kwargs or {}),
@@ -211,6 +232,7 @@ def collect(
         "action": actions,
         "policy": "random" if policy is None else f"{policy.__module__}:{getattr(policy, '__qualname__', policy)}",
     }
+    about |= {"objects": list(objects)} if objects else {}
     try:
         with EpisodesWriter(path, about) as writer:
             _record(envs, writer, episodes, limit, seed, policy, drop_invalid, resize, progress)
@@ -265,7 +287,7 @@ def _record(
     mode = envs.metadata["autoreset_mode"]
     envs.action_space.seed(seed)
     quota = np.full(B, episodes // B) + (np.arange(B) < episodes % B)
-    ours = not isinstance(envs, gym.vector.SyncVectorEnv)
+    ours = not isinstance(envs, (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv))
     # Gymnasium gives copy b the seed + b, so that data sets of neighbouring seeds would share their episodes.
     seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(B)]
     raw, info = envs.reset(seed=seed) if ours else envs.reset(seed=seeds)  # type: ignore[arg-type]

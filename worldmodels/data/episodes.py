@@ -18,6 +18,8 @@ from ..errors import UserError
 FORMAT = "worldmodels episodes"
 VERSION = 1
 MANIFEST = "manifest.json"
+VERIFIED: set[tuple[Any, ...]] = set()
+"""Files whose checksum this process has compared: path, time of the last change and checksum."""
 
 
 class Paths(NamedTuple):
@@ -114,9 +116,11 @@ class Episodes:
     def load(cls, path: str | Path, *, verify: bool = True) -> "Episodes":
         """Open a folder written by ``save`` or ``collect``, memory-mapped; ``.to(device)`` makes it resident.
 
+        Processes that open the same folder share the pages that the system holds of it: it is read from disk once.
+
         Args:
             path: the folder.
-            verify: compare every array with its checksum, about a second per gigabyte.
+            verify: compare every array with its checksum, about a second per gigabyte; once while a file stays as it is.
 
         Raises:
             UserError: no such folder, not ours, truncated or edited.
@@ -156,11 +160,13 @@ def _map_array(file: Path, entry: dict[str, Any], verify: bool) -> Tensor:
     if size != expected:
         found = "is missing" if size < 0 else f"has {size} bytes"
         raise UserError(f"{file} {found}; its manifest says {expected}: the data are truncated, collect them again")
-    if verify:
+    known = (str(file.resolve()), file.stat().st_mtime_ns, entry["sha256"])
+    if verify and known not in VERIFIED:
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         if digest != entry["sha256"]:
             raise UserError(f"{file} does not match its checksum: the data were edited or damaged, collect them again")
+        VERIFIED.add(known)
     if expected == 0:
         return torch.from_numpy(np.zeros(shape, dtype))
     return torch.from_numpy(np.memmap(file, dtype=dtype, mode="c", shape=shape))
