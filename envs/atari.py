@@ -59,7 +59,7 @@ RECIPES = {
         ram={"ball x": (99, 1, -48.5), "ball y": (101, 1, 10.5), "paddle x": (72, 1, -39.5)},
         visible={"ball x": (101, 1, 179), "ball y": (101, 1, 179)},
     ),
-    "qbert": Recipe(warm_start=(50, 150), crop=(10, 210), ram={"qbert x": (43, 1, 0.0), "qbert y": (67, 1, 0.0)}),
+    "qbert": Recipe(warm_start=(50, 150), crop=(10, 210), ram={"qbert x": (43, 1, 0.0), "qbert y": (67, 1, 3.0)}),
 }
 
 
@@ -68,9 +68,10 @@ class Atari(gym.Env[np.ndarray, Any]):
 
     An episode begins after ``warm_start`` random actions and one that does nothing; if the game is lost on the way, another
     is begun. Observations are ``stack`` frames ``(height, width, 3 * stack)`` uint8, the newest last. ``info`` tells the
-    RAM's 128 bytes as "state" (two moments with equal RAM have the same future), "lives", and of the games whose RAM is
-    understood the coordinates of "objects", in pixels of the screen and in the order of ``metadata["objects"]``, 0 where
-    "visible" says that the object is not in play.
+    RAM's 128 bytes as "state_id", "lives", and of the games whose RAM is understood the coordinates of "objects", in pixels
+    of the screen and in the order of ``metadata["objects"]``, 0 where "visible" says that the object is not in play. The RAM
+    is all the console knows, but not all of the emulator: where a paddle is turned by an analog knob, as in Pong, moments
+    of equal RAM can part later.
 
     The paper (C-SWM) says ``PongDeterministic-v4`` and ``SpaceInvadersDeterministic-v4``, ids that Gymnasium no longer has:
     frame skip 4, of Space Invaders 3, and no repeated ("sticky") actions. We put the older frame first; C-SWM's code puts it
@@ -106,29 +107,35 @@ class Atari(gym.Env[np.ndarray, Any]):
     ):
         games = roms.get_all_rom_ids()
         if game not in games:
-            near = get_close_matches(game.lower(), games, 3)
+            near = get_close_matches(str(game).lower(), games, 3)
             raise ValueError(f"no game {game!r}; " + (f"did you mean {near}?" if near else f"ale-py has {games}"))
         recipe = RECIPES.get(game, Recipe())
         warm = recipe.warm_start if warm_start is None else warm_start
-        self.warm_start = (warm, warm) if isinstance(warm, int) else tuple(warm)
-        self.crop = tuple(recipe.crop if crop is None else crop)
-        self.height, self.width = size
-        self.stack, self.render_mode = stack, render_mode
+        warm = (warm, warm) if isinstance(warm, int) else warm
+        crop = recipe.crop if crop is None else crop
         frameskip = recipe.frameskip if frameskip is None else frameskip
-        if len(self.warm_start) != 2 or not 0 <= self.warm_start[0] <= self.warm_start[1]:
+        if not _whole(warm, 2) or not 0 <= warm[0] <= warm[1]:
             raise ValueError(f"warm_start is {warm_start}; give a number of actions, or [fewest, most]")
-        if len(self.crop) != 2 or not 0 <= self.crop[0] < self.crop[1] <= _SCREEN_ROWS:
+        if not _whole(crop, 2) or not 0 <= crop[0] < crop[1] <= _SCREEN_ROWS:
             raise ValueError(f"crop is {crop}; give [first, last + 1] of the screen's {_SCREEN_ROWS} rows")
-        if min(self.height, self.width, stack, frameskip) < 1:
-            raise ValueError(f"size is {size}, stack {stack} and frameskip {frameskip}; all must be at least 1")
+        if not _whole(size, 2) or not _whole((stack, frameskip), 2) or min(*size, stack, frameskip) < 1:
+            raise ValueError(
+                f"size is {size}, stack {stack} and frameskip {frameskip}; size is [height, width], all at least 1"
+            )
+        if not 0.0 <= repeat_action_probability <= 1.0:
+            raise ValueError(f"repeat_action_probability is {repeat_action_probability}; expected 0 to 1")
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is {render_mode!r}; this environment offers None and 'rgb_array'")
+        self.warm_start, self.crop = tuple(warm), tuple(crop)
+        self.height, self.width = size
+        self.stack, self.render_mode = stack, render_mode
         ALEInterface.setLoggerMode(LoggerMode.Error)
         self.console = AtariEnv(
             game=game, obs_type="rgb", frameskip=frameskip, repeat_action_probability=repeat_action_probability
         )
         self.coordinates, self.visible = dict(recipe.ram), dict(recipe.visible)
         self.metadata = {**type(self).metadata, "objects": list(self.coordinates)}
+        self.metadata["recipe"] = {"game": game, "frameskip": frameskip, "warm_start": list(warm), "crop": list(crop)}
         self.action_space = self.console.action_space
         self.observation_space = gym.spaces.Box(0, 255, (self.height, self.width, 3 * stack), np.uint8)
         self._frames: deque[np.ndarray] = deque(maxlen=stack)
@@ -177,7 +184,7 @@ class Atari(gym.Env[np.ndarray, Any]):
 
     def _info(self) -> dict[str, Any]:
         ram = self.console.ale.getRAM()
-        info: dict[str, Any] = {"state": ram, "lives": np.int64(self.console.ale.lives())}
+        info: dict[str, Any] = {"state_id": ram, "lives": np.int64(self.console.ale.lives())}
         if self.coordinates:
             inside = {name: least <= ram[address] <= most for name, (address, least, most) in self.visible.items()}
             visible = [bool(inside.get(name, True)) for name in self.coordinates]
@@ -185,3 +192,8 @@ class Atari(gym.Env[np.ndarray, Any]):
             info["visible"] = np.array(visible)
             info["objects"] = np.where(visible, where, 0.0).astype(np.float32)
         return info
+
+
+def _whole(values: Any, count: int) -> bool:
+    """Whether these are so many whole numbers."""
+    return isinstance(values, Sequence) and len(values) == count and all(type(value) is int for value in values)

@@ -52,7 +52,7 @@ def test_frames_are_those_of_a_plain_loop_over_the_console(game, frameskip, warm
         np.testing.assert_array_equal(seen[..., 3:], small(screen))
         np.testing.assert_array_equal(seen[..., :3], before[..., 3:])
         assert (reward, terminated) == (true_reward, False)
-        np.testing.assert_array_equal(info["state"], plain.ale.getRAM())
+        np.testing.assert_array_equal(info["state_id"], plain.ale.getRAM())
 
 
 def test_no_action_is_repeated_by_chance():
@@ -60,11 +60,11 @@ def test_no_action_is_repeated_by_chance():
     for _ in range(2):
         env = Atari("pong", warm_start=0)
         env.reset(seed=3)
-        states.append([env.step(a)[4]["state"].tobytes() for a in (2, 3) * 40])
+        states.append([env.step(a)[4]["state_id"].tobytes() for a in (2, 3) * 40])
     assert states[0] == states[1]
     sticky = Atari("pong", warm_start=0, repeat_action_probability=0.5)
     sticky.reset(seed=3)
-    assert states[0] != [sticky.step(a)[4]["state"].tobytes() for a in (2, 3) * 40]
+    assert states[0] != [sticky.step(a)[4]["state_id"].tobytes() for a in (2, 3) * 40]
 
 
 def centers(screens, color, rows, columns=slice(0, 160)):
@@ -87,6 +87,7 @@ PAINTED = {  # colour and part of the screen in which nothing else has it
         "paddle": ((200, 72, 72), slice(189, 193), slice(8, 152)),
     },
     "space_invaders": {"player": ((50, 132, 50), slice(181, 196), slice(0, 160))},
+    "qbert": {"qbert": ((181, 83, 40), slice(30, 210), slice(0, 160))},
     "freeway": {"chicken": ((252, 252, 84), slice(110, 196), slice(40, 60))},
 }
 
@@ -113,10 +114,23 @@ def test_coordinates_read_from_ram_are_where_the_pixels_are(game):
         both = ~np.isnan(pixels) & ~np.isnan(value)
         assert both.sum() > 50
         # Objects are clipped at the borders of the field, and sprites are drawn a moment after the RAM is written.
-        assert np.median(np.abs(pixels - value)[both]) <= 1.0, name
-        assert (np.abs(pixels - value)[both] <= 6).mean() > 0.85, name
+        off = (pixels - value)[both]
+        assert abs(np.median(off)) <= 1.0 and np.median(np.abs(off)) <= 1.5, name
+        assert (np.abs(off) <= 6).mean() > 0.75, name
         if name in env.visible:
             assert (np.isnan(pixels) == np.isnan(value)).mean() > 0.97, name
+
+
+def test_the_invaders_begin_where_the_ram_says():
+    env = Atari("space_invaders", warm_start=0, render_mode="rgb_array")
+    env.reset(seed=0)
+    places = set()
+    for _ in range(150):
+        _, _, _, _, info = env.step(0)  # nothing is shot
+        columns = np.flatnonzero((env.render() == (134, 134, 29)).all(-1).any(0))
+        assert columns.min() == info["objects"][1]
+        places.add(int(columns.min()))
+    assert len(places) > 5
 
 
 def test_a_lost_warm_start_begins_another_game():
@@ -131,7 +145,7 @@ def test_a_lost_warm_start_begins_another_game():
 def test_warm_starts_of_varying_length_begin_at_varying_moments():
     def cars(warm_start):
         env = Atari("freeway", warm_start=warm_start)
-        return {env.reset(seed=seed)[1]["state"][108:118].tobytes() for seed in range(6)}
+        return {env.reset(seed=seed)[1]["state_id"][108:118].tobytes() for seed in range(6)}
 
     assert len(cars(50)) == 1 and len(cars((50, 150))) > 3
 
@@ -142,7 +156,10 @@ def test_warm_starts_of_varying_length_begin_at_varying_moments():
         ({"game": "pnog"}, "no game 'pnog'; did you mean .*pong"),
         ({"warm_start": (5, 3)}, "warm_start is \\(5, 3\\); give a number of actions, or \\[fewest, most\\]"),
         ({"crop": (190, 35)}, "crop is \\(190, 35\\); give \\[first, last \\+ 1\\] of the screen's 210 rows"),
+        ({"crop": (1, 50, 100)}, "crop is \\(1, 50, 100\\); give"),
         ({"stack": 0}, "stack 0 and frameskip"),
+        ({"size": (50,)}, "size is \\(50,\\)"),
+        ({"repeat_action_probability": 2.0}, "repeat_action_probability is 2.0; expected 0 to 1"),
         ({"render_mode": "human"}, "this environment offers None and 'rgb_array'"),
     ],
 )
@@ -159,12 +176,12 @@ def test_recording_in_processes_gives_the_same_data(tmp_path):
         "worldmodels/Atari-v0", tmp_path / "two", processes=True, progress=lambda *count: told.append(count), **settings
     )
     assert sorted(one.arrays) == sorted(two.arrays)
-    assert {"info/state", "info/objects", "info/visible"} <= set(one.arrays)
+    assert {"info/state_id", "info/objects", "info/visible"} <= set(one.arrays)
     for name, array in one.arrays.items():
         np.testing.assert_array_equal(array.numpy(), two.arrays[name].numpy())
     assert one.about == two.about and one.about["objects"] == ["ball x", "ball y", "player y", "enemy y"]
     assert told == [(n, 5) for n in range(1, 6)] and one.lengths.tolist() == [4] * 5
-    starts = one.arrays["info/state"][one.starts].numpy()
+    starts = one.arrays["info/state_id"][one.starts].numpy()
     assert len({start.tobytes() for start in starts}) > 1
     with pytest.raises(UserError, match="did you mean .*pong"):
         collect("worldmodels/Atari-v0", tmp_path / "no", episodes=2, processes=True, env_kwargs={"game": "pnog"})

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ class Odd(Exception):
     def __init__(self, one, two):
         super().__init__(one)
 
-def run(config, path):
+def run(config, path, resume):
     print("hello from", path.name)
     print("a warning", file=sys.stderr)
     path.mkdir(parents=True)
@@ -105,6 +106,24 @@ def test_side_by_side_is_one_after_another(at_home, capfd, collections):
         scores = [json.loads((run.path / "evaluation.json").read_text()) for run in (one, two)]
         assert scores[0] == scores[1]
         assert "jobs" not in (two.path / "config.yaml").read_text()
+
+
+def test_a_stopped_sweep_goes_on_by_its_own_command(at_home, capsys):
+    words = ["train", *SMOKE, "-m", "seed=0,1", "run=runs/again", "jobs=1", "logger.progress=false"]
+    assert main([*words, "trainer.threads=1"]) == 0
+    paths = [at_home / "runs/again" / seed for seed in "01"]
+    before = [worldmodels.load(path).model.state_dict() for path in paths]
+    shutil.rmtree(checkpoints.latest(paths[1]))  # as if it had been killed at the checkpoint before
+    assert checkpoints.step_of(checkpoints.latest(paths[1])) == 3
+    assert main(words) == 0  # with another share of the cores
+    for path, weights in zip(paths, before, strict=True):
+        run = worldmodels.load(path)
+        assert all(torch.equal(a, b) for a, b in zip(run.model.state_dict().values(), weights.values(), strict=True))
+        assert run.config["trainer"]["threads"] == 1
+        assert json.loads((path / "evaluation.json").read_text())["step"] == 6
+    capsys.readouterr()
+    assert main([*words, "trainer.steps=8"]) == 2  # that is another sweep
+    assert "holds a run already" in capsys.readouterr().err
 
 
 def test_the_data_of_a_task_are_recorded_once(at_home, collections):

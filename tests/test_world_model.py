@@ -183,7 +183,7 @@ def test_states_that_occur_more_than_once_are_counted_and_left_out():
     numbers[1, 5], numbers[3, 5], numbers[4, 5] = numbers[0, 5], numbers[2, 5], numbers[2, 5]
     told = counting_episodes()
     plain = evaluate(adder(), told, horizons=(5,))["all"]["5"]
-    told.arrays["info/state"] = numbers.reshape(-1)
+    told.arrays["info/state_id"] = numbers.reshape(-1)
     more = evaluate(adder(), told, horizons=(5,))["all"]["5"]
     seen = told.arrays["observations"].view(80, 7, 3)[:, 5]
     again = torch.tensor([any(torch.equal(seen[i], seen[j]) for j in range(80) if j != i) for i in range(80)])
@@ -212,9 +212,25 @@ def test_a_linear_readout_tells_what_slots_hold():
     told = probe["objects"]["both"]
     assert told["r2"] > 0.99 and told["slot"] == 0 and 0.7 < told["slot_r2"] < 0.98
     assert probe["objects"]["noise"]["r2"] < 0.1
+    assert all(told["time_r2"] < 0.1 for told in probe["objects"].values())  # these worlds know no time
     wrong = evaluate(adder(remembers=True), episodes, horizons=(1, 5))["probe"]["objects"]["one"]
     assert wrong["r2"] > 0.99 > wrong["imagined_r2"]["5"]  # it sees rightly and imagines wrongly
     assert "probe" not in evaluate(adder(), counting_episodes(), horizons=(1,))
+
+
+def test_the_probe_stands_beside_what_the_step_alone_tells():
+    """An object that moves with time only: the mean of each step knows it as well as any slot could."""
+    episodes = counting_episodes()
+    step = torch.arange(len(episodes.arrays["observations"])) % 7
+    noise = 0.1 * torch.randn(len(step), generator=torch.Generator().manual_seed(2))
+    objects = torch.stack([5.0 * step + noise, torch.where(step == 3, torch.nan, noise)], 1)
+    episodes.arrays |= {"info/objects": objects, "info/visible": torch.ones(3, dtype=torch.bool)}  # of another shape
+    episodes.about["objects"] = ["clock", "noise"]
+    probe = evaluate(adder(), episodes, horizons=(1, 3))["probe"]["objects"]
+    assert probe["clock"]["time_r2"] > 0.999 > 0.5 > probe["clock"]["r2"]
+    assert all(value > 0.999 for value in probe["clock"]["imagined_time_r2"].values())
+    assert probe["noise"]["imagined_r2"]["3"] is None is probe["noise"]["imagined_time_r2"]["3"]
+    assert probe["noise"]["time_r2"] < 0.1
 
 
 def test_burn_in_fills_a_carried_state():

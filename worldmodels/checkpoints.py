@@ -52,6 +52,11 @@ def latest(run: Path) -> Path | None:
     return max(whole, default=None)
 
 
+def step_of(checkpoint: Path) -> int:
+    """The gradient steps after which a checkpoint was written."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
 def random_states(device: torch.device) -> dict[str, Any]:
     """Where torch's own generators stand, on the host and on the device."""
     noise = torch.cuda.get_rng_state(device) if device.type == "cuda" else None

@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
         COMMANDS[name](rest)
         return 0
     except KeyboardInterrupt:
-        line = "interrupted; what was saved is whole, go on with 'worldmodels train resume=<the run folder>'"
+        line = "interrupted; what was saved is whole: go on with resume=<the run folder>, with a sweep by its own command"
         if debug:
             raise
     except UserError as error:

@@ -126,8 +126,8 @@ def evaluate(
       target are left out; "chance" is the mean of one over the number of candidates.
     - "moved": the paths on which something was pushed, ranked among all; absent below 50 paths.
 
-    States are equal if their observations are, byte by byte, or the environment's ``info["state"]`` where it has one. Where
-    the data know coordinates of objects, "probe" is what a linear readout of the slots tells of them, see ``probe``.
+    States are equal if their observations are, byte by byte, or the environment's ``info["state_id"]`` where it has one.
+    Where the data know coordinates of objects, "probe" is what a linear readout of the slots tells of them, see ``probe``.
 
     Args:
         model: the model; it is set to evaluation and back.
@@ -187,8 +187,11 @@ def score(seen: Imagined, horizons: Sequence[int]) -> dict[str, Any]:
                 result["moved"][str(h)] = _scores(_take(over_all, pushed), _take(copy_over_all, pushed))
     probed = probe(seen, horizons)
     result |= {"probe": probed} if probed else {}
-    result["effective_rank"] = effective_rank(now)
-    result["variance"] = float(now.double().flatten(1).var(0).sum())
+    every = seen.slots[
+        seen.present.to(seen.slots.device)
+    ]  # start states alone may be alike, as after a fixed warm-start
+    result["effective_rank"] = effective_rank(every)
+    result["variance"] = float(every.double().flatten(1).var(0).sum())
     result["alarms"] = _alarms(result, max(horizons))
     return result | {"episodes": len(now), "burn_in": burn_in}
 
@@ -220,13 +223,16 @@ def _occurs_again(numbers: Tensor) -> Tensor:
 
 
 def _numbers(seen: Imagined) -> Tensor:
-    """Numbers of every frame, ``(E, longest + 1, G)``: of the observation's bytes, and of the state's if the data hold it."""
-    arrays = [seen.episodes.arrays[name] for name in ("observations", "info/state") if name in seen.episodes.arrays]
-    numbers = np.empty((*seen.rows.shape, len(arrays)), dtype=np.int64)
-    for g, array in enumerate(arrays):
+    """Numbers of every frame, ``(E, longest + 1, G)``: of the observation's bytes, and of the state's id if data hold it."""
+    arrays = seen.episodes.arrays
+    kinds = [[arrays[name] for name in ("observations", "positions", "mask") if name in arrays]]
+    kinds += [[arrays["info/state_id"]]] if "info/state_id" in arrays else []
+    numbers = np.empty((*seen.rows.shape, len(kinds)), dtype=np.int64)
+    for g, parts in enumerate(kinds):
         for e, rows in enumerate(seen.rows.cpu()):
-            for t, row in enumerate(array[rows.to(array.device)].cpu().numpy()):
-                digest = hashlib.blake2b(row.tobytes(), digest_size=8).digest()
+            frames = [part[rows.to(part.device)].cpu().numpy() for part in parts]
+            for t in range(len(rows)):
+                digest = hashlib.blake2b(b"".join(frame[t].tobytes() for frame in frames), digest_size=8).digest()
                 numbers[e, t, g] = int.from_bytes(digest, "big", signed=True)
     return torch.from_numpy(numbers).to(seen.present.device)
 
@@ -243,38 +249,50 @@ def probe(seen: Imagined, horizons: Sequence[int]) -> dict[str, Any] | None:
         horizons: steps after which the readout is also given what the model imagines.
 
     Returns:
-        For each coordinate "r2" from all slots, "slot" and "slot_r2" from the one slot that fits best, and by horizon
-        "imagined_r2", one minus the squared error after so many steps over the variance over all moments (None where the
-        object is not seen); None where the data know no coordinates, with one name each.
+        For each coordinate "r2" from all slots, "slot" and "slot_r2" from the one slot that fits best; by horizon
+        "imagined_r2", one minus the squared error after so many steps over the variance over all moments, None where the
+        object is not seen. Beside them "time_r2" and "imagined_time_r2", the same of the mean at each step, which knows
+        the time and no slot: a readout is worth something above it. None where the data know no coordinates, with one name
+        each.
     """
     array, names = seen.episodes.arrays.get("info/objects"), seen.episodes.about.get("objects")
     if array is None or names is None or array.shape[1:] != (len(names),):
         return None
     slots, device = seen.slots.double(), seen.slots.device
     truth = array[seen.rows].double().to(device)  # (E, longest + 1, coordinates)
-    shown = seen.episodes.arrays.get("info/visible", torch.isfinite(array))[seen.rows].bool().to(device)
-    fitted = (torch.arange(len(slots), device=device) % 2 == 0)[:, None] & seen.present.to(device)
-    held = (torch.arange(len(slots), device=device) % 2 == 1)[:, None] & seen.present.to(device)
+    visible = seen.episodes.arrays.get("info/visible")
+    shown = torch.isfinite(truth) & seen.present.to(device)[..., None]
+    if visible is not None and visible.shape == array.shape:
+        shown = shown & visible[seen.rows].bool().to(device)
+    half = torch.arange(len(slots), device=device)[:, None] % 2 == 0
     objects = {}
     for i, name in enumerate(names):
         value = truth[..., i]
-        a, b = fitted & shown[..., i], held & shown[..., i]
+        a, b = shown[..., i] & half, shown[..., i] & ~half
         if min(int(a.sum()), int(b.sum())) < _PROBE_MINIMUM or value[a].std() < 1e-6 or value[b].std() < 1e-6:
             continue
         everything = _readout(slots[a].flatten(1), value[a])
         single = [_readout(slots[a][:, k], value[a]) for k in range(slots.shape[2])]
         best = max(range(len(single)), key=lambda k: _r2(single[k](slots[a][:, k]), value[a]))
+        count = a.sum(0)
+        at_step = torch.where(count > 0, value.masked_fill(~a, 0.0).sum(0) / count.clamp(min=1), value[a].mean())
         spread = (value[b] - value[b].mean()).square().mean()
-        imagined = {}
+        imagined: dict[str, float | None] = {}
+        by_time: dict[str, float | None] = {}
         for h in horizons:
-            rows = b[:, seen.burn_in + h]
-            error = everything(seen.imagined[h - 1][rows].double().flatten(1)) - value[rows, seen.burn_in + h]
-            imagined[str(h)] = float(1.0 - error.square().mean() / spread) if len(error) else None
+            at = seen.burn_in + h
+            rows = b[:, at]
+            told = everything(seen.imagined[h - 1][rows].double().flatten(1))
+            for scores, guess in ((imagined, told), (by_time, at_step[at])):
+                error = (guess - value[rows, at]).square().mean()
+                scores[str(h)] = float(1.0 - error / spread) if bool(rows.any()) else None
         objects[name] = {
             "r2": _r2(everything(slots[b].flatten(1)), value[b]),
             "slot": best,
             "slot_r2": _r2(single[best](slots[b][:, best]), value[b]),
             "imagined_r2": imagined,
+            "time_r2": _r2(at_step.expand_as(value)[b], value[b]),
+            "imagined_time_r2": by_time,
         }
     return {"objects": objects, "episodes": len(slots)}
 

@@ -64,7 +64,8 @@ def command(
     """Train what the words describe: overrides, ``-m`` for a sweep, ``resume=<folder>`` to go on with a run.
 
     All runs of a sweep are composed before the first is trained; ``jobs`` of them are then trained at once, each in a
-    process of its own, which is why ``run`` and ``after`` must be functions that can be imported by their names.
+    process of its own, which is why ``run`` and ``after`` must be functions that can be imported by their names. The same
+    command goes on with a sweep that was stopped.
 
     Args:
         words: as on the command line.
@@ -110,6 +111,9 @@ def command(
     prepare()
     jobs, asked = _composed(words, program, configs)
     failures: list[Exception] = []
+    if any(word in ("-m", "--multirun") for word in words):
+        for job in jobs:
+            _go_on(job, read)
     at_once = side_by_side(asked, [job.config for job in jobs])
     if at_once > 1:
         ended = train_side_by_side(jobs, at_once, program=program, collect=collect, run=run, after=after)
@@ -119,12 +123,27 @@ def command(
         for job in jobs:
             try:
                 with env_override(job.environment):
-                    finish(run(job.config, job.path))
+                    finish(run(job.config, job.path, resume=job.resume))
             except Exception as error:
                 failures.append(error)
     if failures:
         raise failures[0]
     return runs
+
+
+def _go_on(job: Job, read: Callable[[Path], dict[str, Any]]) -> None:
+    """Let a job of a sweep that was begun before, with the same settings, go on with its run."""
+    try:
+        saved = read(job.path)
+    except UserError:
+        return  # there is none, or another's, which is refused when it is trained
+
+    def settings(config: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {key: value for key, value in config.items() if key != "model"}
+        return {**kept, "trainer": {**kept["trainer"], "threads": None}}  # those are a share of the cores
+
+    if settings(saved) == settings(job.config):
+        job.config, job.resume = saved, True
 
 
 def _composed(words: Sequence[str], program: str, configs: str) -> tuple[list[Job], int | None]:

@@ -95,7 +95,6 @@ def ranks(
 
 def _without_equals(less: Tensor, ties: Tensor, pred: Tensor, target: Tensor, equal: Tensor) -> None:
     """Take rivals out of the ranks, in place, that share a number of ``equal`` with the right one."""
-    right = (target - pred).square().sum(1)
     chunk = max(1, _CHUNK_ELEMENTS // len(pred))
     for start in range(0, len(pred), chunk):
         shared = (equal[start : start + chunk, None] == equal[None]).any(-1)
@@ -105,8 +104,9 @@ def _without_equals(less: Tensor, ties: Tensor, pred: Tensor, target: Tensor, eq
         for part in range(0, len(i), max(1, _CHUNK_ELEMENTS // pred.shape[1])):
             take = slice(part, part + max(1, _CHUNK_ELEMENTS // pred.shape[1]))
             rival = (target[i[take]] - pred[j[take]]).square().sum(1)
-            less.index_add_(0, i[take], -(rival < right[i[take]]).to(less.dtype))
-            ties.index_add_(0, i[take], -(rival == right[i[take]]).to(ties.dtype))
+            right = (target[i[take]] - pred[i[take]]).square().sum(1)  # by the same kernel, or ties are lost
+            less.index_add_(0, i[take], -(rival < right).to(less.dtype))
+            ties.index_add_(0, i[take], -(rival == right).to(ties.dtype))
 
 
 def _check_ties(ties: str) -> None:

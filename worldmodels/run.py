@@ -164,6 +164,8 @@ class Run:
                 **self.config["evaluation"],
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
+        newest = checkpoints.latest(self.path)
+        result["step"] = checkpoints.step_of(newest) if newest else 0
         if own:
             checkpoints.write_aside(self.path / EVALUATION, json.dumps(result, indent=1).encode())
         return result

@@ -39,12 +39,14 @@ class Job:
         path: the run's folder.
         overrides: what was said on the command line, for this run.
         environment: variables that are set while it is trained.
+        resume: whether to go on with the run in that folder.
     """
 
     config: dict[str, Any]
     path: Path
     overrides: list[str]
     environment: dict[str, str] = field(default_factory=dict)
+    resume: bool = False
 
 
 def labels(jobs: Sequence[Job]) -> list[str]:
@@ -293,7 +295,7 @@ def _train(
         signal.signal(signal.SIGTERM, _interrupt)  # files and environments are closed before the process ends
         connection.send(("training",))
         with redirect_stdout(out), redirect_stderr(err):  # neither is a terminal, so no bars are drawn
-            ended = run(job.config, job.path)
+            ended = run(job.config, job.path, resume=job.resume)
             connection.send(("scoring",))
             if after is not None:
                 after(ended)

@@ -207,7 +207,12 @@ def collect(
     probe = make_envs(env_id, 1, env_kwargs=env_kwargs, device=device)
     space = probe.single_observation_space
     actions = action_spec(probe.single_action_space, probe.metadata.get("actions_per_object"))
-    objects = probe.metadata.get("objects")
+    told = {name: probe.metadata[name] for name in ("objects", "recipe") if name in probe.metadata}
+    names = told.get("objects", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(
+            f'{env_id} says metadata["objects"]={names!r}; expected a list with the name of each coordinate'
+        )
     limit = steps if steps is not None else _own_limit(probe, spec)
     probe.close()
     # Dropped transitions count for the environment's clock, not for ours.
@@ -231,11 +236,18 @@ def collect(
         "resize": list(resize) if resize else None,
         "action": actions,
         "policy": "random" if policy is None else f"{policy.__module__}:{getattr(policy, '__qualname__', policy)}",
+        **told,
     }
-    about |= {"objects": list(objects)} if objects else {}
     try:
         with EpisodesWriter(path, about) as writer:
             _record(envs, writer, episodes, limit, seed, policy, drop_invalid, resize, progress)
+    except (
+        ValueError,
+        EOFError,
+        ConnectionError,
+    ) as error:  # what an environment raises, or a process of one that died
+        line = (str(error) or repr(error)).splitlines()[0]
+        raise UserError(f"{env_id} with {about['env_kwargs']} failed while it was recorded: {line}") from error
     finally:
         envs.close()
     return Episodes.load(path, verify=False)
