@@ -62,6 +62,7 @@ LAYERS = [
     {"worldmodels.config"},
     {"worldmodels.run", "worldmodels.sweep"},
     {"worldmodels.hydra_entry", "worldmodels.report.scoreboard"},
+    {"worldmodels.report.scoreboard_pages"},
     {"worldmodels.cli"},
     {"worldmodels.__main__", "worldmodels"},
 ]

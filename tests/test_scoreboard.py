@@ -15,8 +15,8 @@ from worldmodels.config import TrainConfig, plain
 from worldmodels.cores import CORES
 from worldmodels.errors import UserError
 from worldmodels.metrics import probability_of_improvement, seeds_interval
-from worldmodels.report import scoreboard as report
-from worldmodels.report.scoreboard import core_name, csv_rows, markdown, over_seeds, scoreboard, tables, write
+from worldmodels.report.scoreboard import core_name, over_seeds, scoreboard
+from worldmodels.report.scoreboard_pages import csv_rows, figure, markdown, tables, write
 from worldmodels.report.tables import show
 
 
@@ -66,22 +66,22 @@ def refused(*arguments, **options):
 
 def test_numbers_over_seeds_by_hand(tmp_path):
     seeds(tmp_path, "gnn", [0.2, 0.4, 0.6], seconds=90.0)
-    seeds(tmp_path, "snps", [0.4, 0.6])
+    seeds(tmp_path, "snps", [0.4, 0.6, 0.6])
     seeds(tmp_path, "gru", [0.4])
+    seeds(tmp_path, "lstm", [0.4, 0.4])
     rows = rows_of(scoreboard([tmp_path]))
-    assert list(rows) == ["gnn", "snps", "gru"]  # as in the table of cores
-    gnn, snps, gru = (row.scores for row in rows.values())
+    assert list(rows) == ["gnn", "snps", "lstm", "gru"]  # as in the table of cores
+    gnn, snps, _, gru = (row.scores for row in rows.values())
     assert (gnn["1"]["h@1"].mean, gnn["1"]["h@1"].sd) == pytest.approx((0.4, 0.2))
     assert (gnn["10"]["mrr"].mean, gnn["10"]["mrr"].sd) == pytest.approx((0.55, 0.025))
     assert gnn["5"]["h@1"].values == [0.1, 0.2, 0.3] and gnn["5"]["h@1"].interval is None
     assert [gnn["5"][f"in_episode_{m}"].mean for m in ("h@1", "copy_h@1", "chance")] == pytest.approx([0.18, 0.05, 0.1])
-    assert snps["1"]["h@1"].sd == pytest.approx(0.02**0.5) and gru["1"]["h@1"].sd is None
-    # Of 2 x 3 pairs snps wins 1 + 2 and ties 2; gru wins 1, ties 1 and loses 1.
+    assert snps["1"]["h@1"].sd == pytest.approx((0.04 / 3) ** 0.5) and gru["1"]["h@1"].sd is None
+    # Of 3 x 3 pairs snps wins 1 + 2 + 2 and ties 3; the others have too few seeds.
     for h in ("1", "5", "10"):
-        assert rows["snps"].better[h]["gnn"].mean == pytest.approx((3 + 2 / 2) / 6)
-        assert rows["gru"].better[h]["gnn"].mean == 0.5 and rows["gnn"].better[h].keys() == {"gru"}
-        assert rows["snps"].better[h]["gru"].mean == pytest.approx((1 + 1 / 2) / 2)
-    assert rows["gnn"].seconds == 90.0 and rows["snps"].seconds is None
+        assert rows["snps"].better[h]["gnn"].mean == pytest.approx((5 + 3 / 2) / 9)
+        assert [list(row.better[h]) for row in rows.values()] == [[], ["gnn"], [], []]
+    assert rows["gnn"].seconds.mean == 90.0 and rows["snps"].seconds is None
     assert (rows["gnn"].core_parameters, rows["gnn"].parameters) == ([1000], [2000])
 
 
@@ -143,47 +143,131 @@ def test_collapsed_rows_are_greyed(tmp_path, capsys):
 
 def drawn(board, monkeypatch, tmp_path):
     figures = []
-    monkeypatch.setattr(report, "save", lambda figure, path: figures.append(figure) or path)
-    report.figure(board, tmp_path / "x.png")
+    monkeypatch.setattr("worldmodels.report.scoreboard_pages.save", lambda figure, path: figures.append(figure) or path)
+    figure(board, tmp_path / "x.png")
     return figures[0]
 
 
 def test_the_picture_shows_the_numbers(tmp_path, monkeypatch):
-    seeds(tmp_path, "gnn", [0.2, 0.6])
+    seeds(tmp_path, "gnn", [0.2, 0.6, 0.4])
     seeds(tmp_path, "snps", [0.1, 0.2, 0.3, 0.4, 0.5])
     fake_run(tmp_path / "dead", "mlp", 0, alarms=["collapse: effective rank 1.00"])
+    fake_run(tmp_path / "alive", "mlp", 1)
     board = scoreboard([tmp_path])
     axes = drawn(board, monkeypatch, tmp_path).subfigs[0].axes
     assert [axis.get_title() for axis in axes] == ["1 step", "5 steps", "10 steps"]
     labels = [label.get_text() for label in axes[0].get_yticklabels()]
-    assert labels == ["gnn\n2 seeds, ± sd", "snps\n5 seeds, 95 %", "mlp\n1 seed"]
+    assert labels == ["gnn\n3 seeds, ± sd", "snps\n5 seeds, 95 %", "mlp\n2 seeds, ± sd, collapsed in 1 of 2"]
     bar, mean, copy = axes[0].lines[:3]
-    assert bar.get_xdata() == pytest.approx([40 - 800**0.5, 40 + 800**0.5])
+    assert bar.get_xdata() == pytest.approx([20.0, 60.0])
     assert mean.get_xdata()[0] == pytest.approx(40.0) and copy.get_xdata()[0] == pytest.approx(10.0)
     assert axes[0].lines[3].get_xdata() == pytest.approx(
         [100 * edge for edge in rows_of(board)["snps"].scores["1"]["h@1"].interval]
     )
     dots = [collection.get_offsets()[:, 0].tolist() for collection in axes[1].collections]
-    assert dots == [pytest.approx([10.0, 30.0]), pytest.approx([5.0, 10.0, 15.0, 20.0, 25.0]), pytest.approx([25.0])]
-    assert {line.get_color() for line in axes[0].lines[6:]} == {"#aaaaaa"}
-    assert [text.get_text() for text in axes[2].texts] == ["P(better\nthan gnn)", "", "0.35", "0.50"]
-
-
-def test_settings_that_differ_are_told(tmp_path):
-    seeds(tmp_path / "a", "gnn", [0.3], words=["trainer.steps=2000", "logger.figures=false", "data.dir=here"])
-    seeds(tmp_path / "b", "gnn", [0.3], words=["trainer.steps=4000", "trainer.log_every=1"], episodes=90)
-    seeds(tmp_path / "c", "snps", [0.3], words=["trainer.steps=4000", "core.num_rules=2"])
-    board = scoreboard([tmp_path])
-    within = line_with(board, "gnn: runs differ")
-    assert within == "gnn: runs differ in episodes scored (100, 90), trainer.steps (2000, 4000)"
-    told = [note for note in board.sections[0].notes if note.startswith("rows differ")]
-    assert told == [
-        "rows differ in episodes scored too: 100, 90 of gnn; 100 of snps",
-        "rows differ in trainer.steps too: 2000, 4000 of gnn; 4000 of snps",
+    assert dots == [
+        pytest.approx([10.0, 30.0, 20.0]),
+        pytest.approx([5.0, 10.0, 15.0, 20.0, 25.0]),
+        pytest.approx([25.0, 25.0]),
     ]
-    board = scoreboard([tmp_path], "trainer.steps")
-    assert list(rows_of(board)) == ["2000", "4000"]
-    assert "4000: runs differ in core (gnn, snps), episodes" in line_with(board, "4000: runs")  # not core.num_rules
+    assert {line.get_color() for line in axes[0].lines[6:]} == {"#aaaaaa"}
+    assert [text.get_text() for text in axes[2].texts] == ["P(better\nthan gnn)", "", "0.33", ""]
+
+
+def test_rows_hold_runs_that_differ_in_their_seed_alone(tmp_path):
+    seeds(tmp_path / "a", "gnn", [0.3], words=["trainer.steps=2000", "logger.figures=false", "data.dir=here"])
+    seeds(tmp_path / "b", "gnn", [0.4], words=["trainer.steps=4000", "trainer.log_every=1"])
+    seeds(tmp_path / "c", "snps", [0.5, 0.6], words=["trainer.steps=4000", "core.num_stages=3"])
+    seeds(tmp_path / "d", "snps", [0.7], words=["trainer.steps=4000", "core.num_stages=1"])
+    board = scoreboard([tmp_path])
+    names = ["gnn, trainer.steps=2000", "gnn, trainer.steps=4000", "snps, core.num_stages=3", "snps, core.num_stages=1"]
+    assert {name: row.seeds for name, row in rows_of(board).items()} == dict(zip(names, (1, 1, 2, 1), strict=True))
+    assert rows_of(board)[names[3]].scores["1"]["h@1"].values == [0.7]
+    assert board.sections[0].notes == [
+        f"rows differ in trainer.steps too: 2000 of {names[0]}; 4000 of {' and '.join(names[1:])}"
+    ]
+    assert "| snps, core.num_stages=1 | 1 | 70.0 |" in markdown(board, "")
+
+    rows = rows_of(scoreboard([tmp_path], "trainer.steps"))
+    assert list(rows) == [
+        "2000",
+        "4000, core=gnn",
+        "4000, core=snps, core.num_stages=3",
+        "4000, core=snps, core.num_stages=1",
+    ]
+    assert list(rows_of(scoreboard([tmp_path / "a", tmp_path / "d"], "seed"))) == [
+        "0, core=gnn, trainer.steps=2000",
+        "0, core=snps, trainer.steps=4000",
+    ]
+    assert not scoreboard([tmp_path / "a", tmp_path / "d"], "seed").sections[0].notes  # the names say it all
+
+
+def test_names_of_rows_stay_short_and_tell_them_apart(tmp_path):
+    changed = ["trainer.batch_size=7", "trainer.steps=7", "trainer.window=7", "encoder.note=7", "objective.note=7"]
+    fake_run(tmp_path / "a")
+    fake_run(tmp_path / "b", words=changed)
+    fake_run(tmp_path / "c", "snps", episodes=90)
+    assert list(rows_of(scoreboard([tmp_path]))) == [
+        "gnn, encoder.note=not set, objective.note=not set, trainer.batch_size=1024, ...",
+        "gnn, encoder.note=7, objective.note=7, trainer.batch_size=7, ...",
+        "snps",
+    ]
+    for i, word in enumerate(changed):
+        fake_run(tmp_path / f"one-{i}", words=[word])
+    assert len(rows_of(scoreboard([tmp_path]))) == 8
+    assert line_with(scoreboard([tmp_path]), "episodes").endswith("; 90 of snps")
+
+
+def test_the_baseline_has_the_settings_of_the_row(tmp_path):
+    few, many = ["trainer.steps=2000"], ["trainer.steps=4000"]
+    seeds(tmp_path / "few", "gnn", [0.1, 0.1, 0.1], words=few)
+    seeds(tmp_path / "many", "gnn", [0.9, 0.9, 0.9], words=many)
+    seeds(tmp_path / "few", "snps", [0.5, 0.5, 0.5], words=few)
+    seeds(tmp_path / "many", "snps", [0.5, 0.5, 0.5], words=many)
+    seeds(tmp_path / "other", "mlp", [0.5, 0.5, 0.5], words=["trainer.steps=3000"])
+    seeds(tmp_path / "few", "gru", [0.5, 0.5, 0.5], words=few)
+    better = {name: row.better["1"] for name, row in rows_of(scoreboard([tmp_path])).items()}
+    assert {name: found["gnn"].mean for name, found in better.items() if "gnn" in found} == {
+        "snps, trainer.steps=2000": 1.0,
+        "snps, trainer.steps=4000": 0.0,
+        "gru": 1.0,
+    }
+    assert "gru" in better["mlp"]  # the only one
+    seeds(tmp_path / "wide", "gru", [0.5, 0.5, 0.5], words=[*few, "core.hidden_size=7"])
+    better = {name: row.better["1"] for name, row in rows_of(scoreboard([tmp_path])).items()}
+    assert not any("gru" in found for found in better.values())  # which of the two?
+
+
+def test_half_trained_runs_are_marked(tmp_path):
+    words = ["trainer.steps=2000"]
+    seeds(tmp_path / "whole", "gnn", [0.5, 0.6], words=words, step=2000)
+    fake_run(tmp_path / "old", "gnn", 2, 0.7, words=words)
+    fake_run(tmp_path / "half", "gnn", 3, 0.1, words=words, step=100)
+    fake_run(tmp_path / "snps", "snps", 0, 0.1, words=words, step=0)
+    rows = rows_of(scoreboard([tmp_path]))
+    assert {name: row.seeds for name, row in rows.items()} == {
+        "gnn": 3,
+        "gnn, steps trained=100 of 2000": 1,
+        "snps, steps trained=0 of 2000": 1,
+    }
+    assert not scoreboard([tmp_path]).sections[0].notes
+
+
+def test_cells_of_fewer_seeds_are_marked(tmp_path):
+    moved = {h: {"h@1": 0.5, "copy_h@1": 0.25} for h in ("1", "5", "10")}
+    fake_run(tmp_path / "0", seed=0, seconds=60.0)
+    for seed in (1, 2):
+        objects = {"x": {"r2": 0.5, "slot_r2": 0.5, "imagined_r2": {"1": 0.5 if seed == 1 else None}}}
+        fake_run(tmp_path / str(seed), seed=seed, moved=moved, probe={"objects": objects})
+    board = scoreboard([tmp_path])
+    text = markdown(board, "")
+    assert "| gnn | 50.0 ± 0.0 (50.0, 50.0) (n=2) | 50.0 ± 0.0" in text
+    assert "| its latent copy | 25.0 ± 0.0 (n=2) |" in text
+    assert "| x | gnn | 0.50 (n=2) | 0.50 (n=2) | 0.50 (n=1) | - | - |" in text
+    assert "| 0:01:00 (n=1) |" in text and "wall time of training (beside whatever else ran), h:mm:ss" in text
+    assert "| gnn | 3 | 50.0 ± 0.0 (50.0, 50.0, 50.0) | 25.0" in text and "the step alone |" not in text
+    first = csv_rows(board)[0]
+    assert (first["moved_h@1_n"], first["probe_x_imagined_r2_n"]) == (2, 1) and "h@1_n" not in first
 
 
 def test_seeds_that_repeat_are_told(tmp_path):
@@ -207,9 +291,10 @@ def test_any_key_can_be_compared(tmp_path):
     board = scoreboard([tmp_path / "0", tmp_path / "carry"], "memory")
     assert list(rows_of(board)) == ["carry", "none"] and not rows_of(board)["none"].better
     assert line_with(board, "burn-in") == "rows differ in burn-in too: 5 of carry; 0 of none"
-    assert list(rows_of(scoreboard([tmp_path / "0", tmp_path / "1"], "core"))) == ["snps"]
+    rules = [f"snps, core.num_rules={n}" for n in (10, 2)]
+    assert list(rows_of(scoreboard([tmp_path / "0", tmp_path / "1"], "core"))) == rules
     depths = [row.name for section in scoreboard([tmp_path], "core.depth").sections for row in section.rows]
-    assert sorted(depths) == ["1", "not set"]
+    assert sorted(depths) == ["1", *(f"not set, core.num_rules={n}" for n in ("10", "2", "null"))]
     assert "did you mean 'core.num_rules'" in refused([tmp_path], compare="core.num_rule")
 
 
@@ -240,6 +325,10 @@ def test_published_figures_stand_beside_ours(tmp_path, game, table):
     rows = rows_of(scoreboard([tmp_path]))
     assert list(rows) == ["snps", f"NPS: published (NPS, {table})", f"GNN: published (NPS, {table})"]
     assert not [note for note in scoreboard([tmp_path]).sections[0].notes if "ties" in note]
+    for i, games in enumerate(("pong", "space_invaders")):
+        fake_run(tmp_path / f"game-{i}", "snps", i, words=[*words[:1], f"env.kwargs.game={games}"])
+    both = rows_of(scoreboard([tmp_path / "game-0", tmp_path / "game-1"], "env.kwargs.game"))
+    assert list(both) == ["pong", "space_invaders"]
     ties = {"all": {h: {"h@1": 0.4, "mrr": 0.5, "h@1_reference": 0.5} for h in ("1", "5", "10")}}
     own = ["env.id=worldmodels/Atari-v0", f"env.kwargs.game={game}", "data.test.steps=10"]
     counted = scoreboard([fake_run(tmp_path / "more", "gnn", words=own, **ties)])
@@ -256,23 +345,29 @@ def test_published_figures_stand_beside_ours(tmp_path, game, table):
             (["data.test.steps=20"], {}),
             (["memory=carry"], {"burn_in": 5}),
             ([], {"episodes": 1000}),
+            (["env.resize=[64,64]"], {}),
+            (["data.drop_invalid=true"], {}),
         )
     ):
         path = fake_run(tmp_path / f"other-{i}", "snps", words=[*words, *more], **evaluation)
         assert list(rows_of(scoreboard([path]))) == ["snps"]
+    assert list(rows_of(scoreboard([tmp_path / "other-5"], "env.resize"))) == ["[64, 64]"]
 
 
 def test_horizons_may_differ(tmp_path):
     fake_run(tmp_path / "a", "gnn", 0, 0.4)
     fake_run(tmp_path / "b", "gnn", 1, 0.6, horizons=(1, 5), words=["evaluation.horizons=[1,5]"])
-    fake_run(tmp_path / "c", "snps", 1, 0.6, horizons=(1, 2), words=["evaluation.horizons=[1,2]"])
+    seeds(tmp_path, "snps", [0.6, 0.6, 0.6], horizons=(1, 2), words=["evaluation.horizons=[1,2]"])
+    seeds(tmp_path, "gru", [0.6, 0.6, 0.6])
     board = scoreboard([tmp_path])
     assert board.sections[0].horizons == ["1", "2", "5", "10"]
     rows = rows_of(board)
-    assert rows["gnn"].scores["10"]["h@1"].values == [0.1] and rows["gnn"].scores["5"]["h@1"].values == [0.2, 0.3]
-    assert rows["snps"].better == {"1": {"gnn": rows["snps"].better["1"]["gnn"]}, "2": {}}
-    assert "| snps | 1 | 60.0 | 30.0 | - | - | 80.0 | 65.0 | - | - |" in markdown(board, "")
-    assert "evaluation.horizons ([1, 5, 10], [1, 5])" in line_with(board, "gnn: runs differ")
+    all_three, two = (rows[f"gnn, evaluation.horizons={at}"].scores for at in ("[1, 5, 10]", "[1, 5]"))
+    assert all_three["10"]["h@1"].values == [0.1] and two["5"]["h@1"].values == [0.3] and "10" not in two
+    assert {h: list(found) for h, found in rows["snps"].better.items()} == {"1": ["gru"], "2": []}
+    assert re.search(
+        r"\| snps \| 3 \| 60.0 [^|]*\| 30.0 [^|]*\| - \| - \| 80.0 [^|]*\| 65.0 [^|]*\| - \| - \|", markdown(board, "")
+    )
     assert write(board, tmp_path / "out", "")[2].stat().st_size > 5000
 
 
@@ -288,28 +383,38 @@ def test_duplicates_and_readouts(tmp_path):
                 "ceiling": 1 - share / 2,
             }
         imagined = {"1": r2 / 2, "5": None, "10": 0.25}
-        result["probe"] = {"objects": {"ball_x": {"r2": r2, "slot": 1, "slot_r2": 0.5, "imagined_r2": imagined}}}
+        ball = {"r2": r2, "slot": 1, "slot_r2": 0.5, "imagined_r2": imagined}
+        alone = {"time_r2": 0.375, "imagined_time_r2": {"1": 0.125, "5": None, "10": -1.5}}
+        result["probe"] = {"objects": {"ball_x": ball | alone, "paddle": ball}}
         (path / "evaluation.json").write_text(json.dumps(result))
     board = scoreboard([tmp_path])
     assert line_with(board, "occur") == (
-        "after 1/5/10 steps 3.0/1.0/0.0 % of the test states occur more than once, so that H@1 can be 98.5/99.5/100.0 at "
-        "most; with rivals in the same state left out it is gnn 50.0/50.0/50.0"
+        "after 1/5/10 steps 3.0/1.0/0.0 % of the test states occur more than once (same observation or same state_id); H@1 "
+        "of no model can exceed 98.5/99.5/100.0, the share of different observations; with rivals in the same state left out "
+        "it is gnn 50.0/50.0/50.0"
     )
-    assert "| ball_x | gnn | 0.62 | 0.50 | 0.31 | - | 0.25 |" in markdown(board, "")
+    text = markdown(board, "")
+    both = (
+        "| ball_x | gnn | 0.62 | 0.50 | 0.31 | - | 0.25 |\n| ball_x | the step alone | 0.38 | - | 0.12 | - | -1.50 |\n"
+    )
+    assert both + "| paddle | gnn |" in text and text.count("| the step alone |") == 1
+    assert "worth something only above the step alone" in text
+    assert [row.style for row in tables(board)[-1].rows] == [None, "dim", None]
     first, second, _ = csv_rows(board)
     assert first["duplicates"] == pytest.approx(0.03) and first["distinct_mrr"] == pytest.approx(0.6)
     assert (first["probe_ball_x_r2"], first["probe_ball_x_imagined_r2"]) == (0.625, 0.3125)
-    assert "probe_ball_x_imagined_r2" not in second
+    assert (first["probe_ball_x_time_r2"], first["probe_ball_x_imagined_time_r2"]) == (0.375, 0.125)
+    assert not {"probe_ball_x_imagined_r2", "probe_ball_x_imagined_time_r2", "probe_paddle_time_r2"} & second.keys()
 
 
 def test_the_table_of_values_holds_the_numbers(tmp_path):
     seeds(tmp_path, "gnn", [0.1, 0.2, 0.3, 0.4, 0.5], seconds=60.0)
-    seeds(tmp_path, "pnps", [0.7])
+    seeds(tmp_path, "pnps", [0.7, 0.8, 0.9])
     board = scoreboard([tmp_path])
     write(board, tmp_path / "out", "")
     lines = list(csv.DictReader((tmp_path / "out/scoreboard.csv").read_text().splitlines()))
     assert [(line["core"], line["horizon"], line["seeds"]) for line in lines] == [
-        (core, h, n) for core, n in (("gnn", "5"), ("pnps", "1")) for h in ("1", "5", "10")
+        (core, h, n) for core, n in (("gnn", "5"), ("pnps", "3")) for h in ("1", "5", "10")
     ]
     for line in lines:
         entry = rows_of(board)[line["core"]].scores[line["horizon"]]
@@ -353,11 +458,28 @@ def test_what_is_no_scored_world_model(tmp_path):
         (run / "evaluation.json").write_text(broken)
         assert f"worldmodels evaluate run={run}" in refused([tmp_path])
     (run / "evaluation.json").write_text(scores)
+
+
+def test_a_search_leaves_out_what_is_no_world_models_run(tmp_path, capsys):
+    run = fake_run(tmp_path / "a")
     config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
-    OmegaConf.save(OmegaConf.create(config | {"task": {"_target_": "x"}}), run / "config.yaml")
-    assert "worldmodels compare" in refused([tmp_path])
-    OmegaConf.save(OmegaConf.create(config | {"ppo": {}}), run / "config.yaml")
-    assert "evaluate-agent" in refused([tmp_path]) and "compare" in refused([tmp_path])
+    kinds = {
+        "task": (config | {"task": {"_target_": "x"}}, "worldmodels compare"),
+        "agent": (config | {"ppo": {}}, "worldmodels evaluate-agent"),
+        "other": ({"learning_rate": 1}, "is not the config of a run of ours"),
+    }
+    for kind, (changed, says) in kinds.items():
+        OmegaConf.save(OmegaConf.create(changed), fake_run(tmp_path / "mixed" / kind) / "config.yaml")
+        refusal = refused([tmp_path, tmp_path / "mixed" / kind])  # named, and found as well
+        assert kind in refusal and says.split(" ")[-1] in refusal
+    (tmp_path / "mixed/task/evaluation.json").unlink()
+    board = scoreboard([tmp_path])
+    mixed = [(tmp_path / "mixed" / kind).as_posix() for kind in sorted(kinds)]
+    assert list(rows_of(board)) == ["gnn"] and board.foreign == mixed and not board.not_evaluated
+    assert f"Not a world model's run: {', '.join(mixed)}\n" in markdown(board, "")
+    assert main(["report", str(tmp_path)]) == 0
+    assert f"not a world model's run: {', '.join(mixed)}\n" in capsys.readouterr().out
+    assert "3 not a world model's" in refused([tmp_path / "mixed"])
 
 
 def test_the_command_on_real_runs(tmp_path, monkeypatch, capsys):
@@ -368,7 +490,7 @@ def test_the_command_on_real_runs(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["report", "runs", "--compare", "core"]) == 0
     out = capsys.readouterr().out
-    assert "worldmodels/BlockPhysics-v0" in out and "its latent copy" in out and "P(better" in out
+    assert "worldmodels/BlockPhysics-v0" in out and "its latent copy" in out and "wall time" in out
     assert out.splitlines()[-3:] == [f"runs/scoreboard.{end}" for end in ("md", "csv", "png")]
     text = (tmp_path / "runs/scoreboard.md").read_text()
     assert "Made by `worldmodels report runs --compare core`." in text and "- gnn: runs/core=gnn\n" in text

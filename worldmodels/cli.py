@@ -128,7 +128,9 @@ def main(arguments: list[str] | None = None) -> int:
         COMMANDS[name](rest)
         return 0
     except KeyboardInterrupt:
-        line = "interrupted; what was saved is whole: go on with resume=<the run folder>, with a sweep by its own command"
+        line = (
+            "interrupted; what was saved is whole: go on with resume=<the run folder>, with a sweep by its own command"
+        )
         if debug:
             raise
     except UserError as error:
@@ -323,7 +325,8 @@ def _compare(words: list[str]) -> None:
 def _report(words: list[str]) -> None:
     import shlex
 
-    from .report.scoreboard import scoreboard, tables, write
+    from .report.scoreboard import scoreboard
+    from .report.scoreboard_pages import tables, write
     from .report.tables import show
 
     folders, options, rest = [], [], iter(words)
@@ -346,6 +349,8 @@ def _report(words: list[str]) -> None:
         show(table)
     if board.not_evaluated:
         print(f"not evaluated: {', '.join(board.not_evaluated)}")
+    if board.foreign:
+        print(f"not a world model's run: {', '.join(board.foreign)}")
     for path in write(board, Path(arguments.out or folders[0]), shlex.join(["worldmodels", "report", *words])):
         print(path)
 

@@ -226,7 +226,7 @@ def collect(
     envs = make_envs(
         env_id, num_envs, env_kwargs=env_kwargs, max_episode_steps=own_limit, device=device, processes=processes
     )
-    about = {
+    about: dict[str, Any] = {
         "env_id": env_id,
         "env_kwargs": dict(env_kwargs or {}),
         "seed": seed,
