@@ -207,7 +207,7 @@ def collect(
     probe = make_envs(env_id, 1, env_kwargs=env_kwargs, device=device)
     space = probe.single_observation_space
     actions = action_spec(probe.single_action_space, probe.metadata.get("actions_per_object"))
-    told = {name: probe.metadata[name] for name in ("objects", "recipe") if name in probe.metadata}
+    told: dict[str, Any] = {name: probe.metadata[name] for name in ("objects", "recipe") if name in probe.metadata}
     names = told.get("objects", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(
