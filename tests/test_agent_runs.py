@@ -67,7 +67,7 @@ def test_a_killed_run_resumes_bit_for_bit(words, tmp_path, monkeypatch):
     with pytest.raises(Killed):
         main(["train-agent", *SMOKE, f"run={tmp_path / 'cut'}", *words])
     monkeypatch.undo()
-    assert 0 < int(checkpoints.latest(tmp_path / "cut").name.removeprefix("step_")) < whole.model.num_timesteps
+    assert 0 < checkpoints.step_of(checkpoints.latest(tmp_path / "cut")) < whole.model.num_timesteps
     torch.manual_seed(99)
     assert main(["train-agent", f"resume={tmp_path / 'cut'}"]) == 0
     cut = load_agent(tmp_path / "cut")

@@ -214,10 +214,7 @@ def show_run(run: Any) -> None:
     else:
         show(scores({name: result}, f"{run.config['env']['id']}: held-out episodes, percent"))
         _print_alarms(result)
-    if run.config["logger"]["figures"]:
-        for path in run.draw():
-            print(path)
-    print(f"run: {run.path}")
+    _show_folder(run)
 
 
 def _evaluate(words: list[str]) -> None:
@@ -252,6 +249,11 @@ def show_agent_run(run: Any) -> None:
 
     result = run.evaluate(quiet=not run.config["logger"]["progress"])
     show(table({str(run.path): result}, f"{result['env']} after {result['steps']:,} steps"))
+    _show_folder(run)
+
+
+def _show_folder(run: Any) -> None:
+    """Draw a run's pictures, if it asks for them, and say where they and the run are."""
     if run.config["logger"]["figures"]:
         for path in run.draw():
             print(path)

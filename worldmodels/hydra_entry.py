@@ -111,7 +111,7 @@ def command(
     prepare()
     jobs, asked = _composed(words, program, configs)
     failures: list[Exception] = []
-    if any(word in ("-m", "--multirun") for word in words):
+    if _sweeps(words):
         for job in jobs:
             _go_on(job, read)
     at_once = side_by_side(asked, [job.config for job in jobs])
@@ -168,13 +168,17 @@ def _composed(words: Sequence[str], program: str, configs: str) -> tuple[list[Jo
     _hydra(words, record, program, configs)
     if failures:
         raise user_error(failures[0]) or failures[0]
-    sweeping = any(word in ("-m", "--multirun") for word in words)
-    if sweeping and not jobs and not any(word.partition("=")[0] in SHOWING for word in words):
+    if _sweeps(words) and not jobs and not any(word.partition("=")[0] in SHOWING for word in words):
         raise UserError(
             "Hydra's launcher composed this sweep in other processes, whose results would be lost; leave out "
             "hydra/launcher=, and say with jobs= how many runs are trained at once"
         )
     return jobs, asked[0] if asked else None
+
+
+def _sweeps(words: Sequence[str]) -> list[str]:
+    """The words that ask for a sweep; none where one run is described."""
+    return [word for word in words if word in ("-m", "--multirun")]
 
 
 def _quoted(word: str) -> str:
@@ -190,7 +194,7 @@ def _quoted(word: str) -> str:
 
 
 def _hydra(words: Sequence[str], job: Any, program: str, configs: str) -> None:
-    sweep = [word for word in words if word in ("-m", "--multirun")]  # argparse wants it before the overrides
+    sweep = _sweeps(words)  # argparse wants it before the overrides
     words = [*sweep, *(word for word in words if word not in sweep)]
     before, path_before = sys.argv, list(sys.path)  # Hydra leaves a mark on both
     full_error = os.environ.get("HYDRA_FULL_ERROR")

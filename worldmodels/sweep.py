@@ -285,8 +285,6 @@ def _train(
 ) -> None:
     """What the process of a run does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     os.environ.update(job.environment)
     episodes.VERIFIED |= verified
     out, err = io.StringIO(), io.StringIO()

@@ -105,7 +105,6 @@ def make_envs(
         make = [lambda: _single(spec.id, kwargs)] * num_envs
         if not processes:
             return gym.vector.SyncVectorEnv(make)
-        _single(spec.id, kwargs).close()  # so that what it refuses is said here and not by every process
         with warnings.catch_warnings():  # forking is safe: the copies only run the environment
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             return gym.vector.AsyncVectorEnv(make)
