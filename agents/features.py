@@ -12,10 +12,10 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
-from ..config import build, named
 from ..core import Tokens, unroll
 from ..cores.gru import GRU
 from ..encoders import ENCODERS, Encoder, ViewEncoder
+from ..plugins import build, named
 
 INSTRUCTIONS = ("film", "token")
 _TILE = 8  # pixels of a side
@@ -195,12 +195,11 @@ def _encoder_of(run: str, observation_shape: tuple[int, ...]) -> Any:
     Raises:
         ValueError: it was trained on other pictures.
     """
-    from ..run import Run, load
+    from ..run import load
 
-    loaded = load(run)
-    if not isinstance(loaded, Run):
+    encoder = getattr(load(run).model, "encoder", None)
+    if not isinstance(encoder, Encoder):
         raise ValueError(f"{run} is no run of a world model, so it has no encoder")
-    encoder: Encoder = loaded.model.encoder
     if tuple(encoder.observation_shape) != tuple(observation_shape):
         raise ValueError(
             f"the encoder of {run} takes {encoder.observation_shape}, the environment shows {observation_shape}"

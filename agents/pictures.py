@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.colors
-import matplotlib.figure
 import numpy as np
 import torch
 from PIL import Image
 
 from ..report.choices import choice_map
-from ..report.figures import COLORS, save, series
+from ..report.figures import COLORS, blank, rgb, save, series
 from .policy import RecurrentPolicy
 from .rollout import each
 from .vector import VectorEnvAdapter
@@ -29,7 +27,7 @@ def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
         for name, label in (("rollout/ep_rew_mean", "return"), ("rollout/success_rate", "success"))
         if any(name in line for line in metrics)
     ]
-    figure = matplotlib.figure.Figure(figsize=(5 * max(1, len(names)), 3.6))
+    figure = blank(5 * max(1, len(names)), 3.6)
     axes = figure.subplots(1, max(1, len(names)), squeeze=False)[0]
     for axis, (name, label) in zip(axes, names, strict=False):
         axis.plot(*series(metrics, name), color=COLORS[0])
@@ -98,7 +96,7 @@ def _frame(envs: VectorEnvAdapter, observations: Any) -> np.ndarray | None:
 
 def _strip(chosen: Mapping[str, torch.Tensor], num_slots: int) -> np.ndarray | None:
     """Colours of what each slot did at each step, (K, T, 3) uint8; None if the core chooses nothing of this kind."""
-    colors = (255 * np.array([matplotlib.colors.to_rgb(color) for color in COLORS])).astype(np.uint8)
+    colors = (255 * np.array([rgb(color) for color in COLORS])).astype(np.uint8)
     active = chosen.get("active")
     if "schema" in chosen:
         choice = chosen["schema"]

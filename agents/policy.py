@@ -10,15 +10,12 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import CombinedExtractor, MlpExtractor, NatureCNN
 from torch import Tensor, nn
 
-from ..config import build_core, named
 from ..core import RecurrentCore, State, Tokens, unroll
 from ..cores import CORES
-from ..cores.esbn import ESBN
+from ..plugins import build_core, constructor, named
 from .rollout import Observation, each
 
 CRITICS = ("shared", "own")
-_VECTORS = ("LSTM", "GRU", "ESBN")
-_CHANGES = ("GNN", "SNPS", "PNPS", "RoutingNPS", "MLP")  # no state: slots are tokens
 
 
 class Memory(nn.Module):
@@ -38,16 +35,16 @@ class Memory(nn.Module):
         super().__init__()
         config = named("cores", CORES, core, options)
         N, F = token_shape
-        kind = config["_target_"].rpartition(".")[2]
-        default = (1, 256) if kind in _VECTORS else token_shape if kind in _CHANGES else (6, 64)
+        can = constructor("core", config).capabilities
+        default = (1, 256) if can.one_vector else (6, 64) if can.memory else token_shape
         num_slots = options.get("num_slots") or default[0]
         slot_size = options.get("slot_size") or default[1]
         config = {name: value for name, value in config.items() if name not in ("num_slots", "slot_size")}
         self.token_shape = (N, F)
         self.core: RecurrentCore
         self.core = build_core(config, F, num_slots, slot_size, N)
-        self.changes = not self.core.initial_state(1)
-        self.passes_features = isinstance(self.core, ESBN)
+        self.changes = not can.memory
+        self.passes_features = not can.transition
         if self.changes and (num_slots != N or slot_size > F):
             raise ValueError(
                 f"core {core!r} has no state and changes its tokens, so it needs as many slots as tokens ({N}) of at most "

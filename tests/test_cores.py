@@ -8,7 +8,7 @@ from torch import nn
 
 from worldmodels.attention import hard_choice
 from worldmodels.check import CONTRACT, check_core
-from worldmodels.core import Tokens, cut, last_steps, reset_where, unroll
+from worldmodels.core import Capabilities, Tokens, cut, last_steps, reset_where, unroll
 from worldmodels.cores import CORES
 from worldmodels.cores.gnn import GNN
 from worldmodels.cores.gru import GRU
@@ -39,6 +39,8 @@ def test_contract(name, contract):
 
 class Leaky(nn.Module):
     """A core with every fault: state on itself, noise at evaluation, rows that see each other, a dead parameter."""
+
+    capabilities = Capabilities()
 
     def __init__(self, token_size, num_slots, slot_size):
         super().__init__()

@@ -40,25 +40,18 @@ def modules():
 
 LAYERS = [
     {"worldmodels.errors", "worldmodels.core", "worldmodels.grouped", "worldmodels.attention", "worldmodels.metrics"},
-    {
-        "worldmodels.encoders",
-        "worldmodels.losses",
-        "worldmodels.cores",
-        "worldmodels.data",
-        "worldmodels.data.episodes",
-        "worldmodels.data.views",
-        "worldmodels.decoders",
-    },
+    {"worldmodels.encoders", "worldmodels.losses", "worldmodels.cores", "worldmodels.data", "worldmodels.decoders"},
     {
         f"worldmodels.cores.{name}"
         for name in ("gnn", "nps", "gru", "lstm", "mlp", "rims", "scoff", "rmc", "s2rm", "entnet", "esbn")
     },
-    {f"worldmodels.data.{name}" for name in ("collect", "importers", "tasks")},
-    {"worldmodels.world_model", "worldmodels.view_model", "worldmodels.checkpoints"},
-    {"worldmodels.evaluation", "worldmodels.logging", "worldmodels.check", "worldmodels.nn"},
-    {"worldmodels.training", "worldmodels.report"},
-    {f"worldmodels.report.{name}" for name in ("figures", "tables", "tasks", "choices", "views")},
-    {"worldmodels.tasks", "worldmodels.view_tasks"},
+    {f"worldmodels.data.{name}" for name in ("episodes", "collect", "importers", "sequences", "views")},
+    {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},
+    {f"worldmodels.models.{name}" for name in ("world_model", "views", "sequence")},
+    {"worldmodels.ranking", "worldmodels.seeing", "worldmodels.logging", "worldmodels.training", "worldmodels.report"},
+    {f"worldmodels.report.{name}" for name in ("figures", "tables", "transitions", "choices", "views")},
+    {"worldmodels.tasks"},
+    {f"worldmodels.tasks.{name}" for name in ("transitions", "views", "adding", "arithmetic", "gridworld")},
     {"worldmodels.config"},
     {"worldmodels.run", "worldmodels.sweep"},
     {"worldmodels.hydra_entry", "worldmodels.report.scoreboard"},
@@ -102,6 +95,7 @@ def test_pure_modules_need_no_configuration_library():
     for name, imports in modules().items():
         users = (
             "worldmodels.config",
+            "worldmodels.plugins",
             "worldmodels.run",
             "worldmodels.hydra_entry",
             "worldmodels.cli",
@@ -223,3 +217,29 @@ def test_a_third_party_package_adds_an_environment_and_a_core(installed, users_f
     command = [str(installed), "-m", "worldmodels", "check", "Tiny/RandomLamp-v0"]
     forgetful = subprocess.run(command, cwd=users_folder, capture_output=True, text=True, timeout=100)
     assert forgetful.returncode == 2 and "MEND" in forgetful.stdout and "non-deterministic" in forgetful.stdout
+
+
+def test_the_loop_and_the_checkpoints_know_no_model():
+    """Training, checkpoints and logging know nn.Module, not which; tasks and agents reach environments by id."""
+    for name, imports in modules().items():
+        if name in ("worldmodels.training", "worldmodels.checkpoints", "worldmodels.logging"):
+            assert not {
+                i for i in imports if i.startswith(("worldmodels.models", "worldmodels.cores", "worldmodels.tasks"))
+            }
+
+
+def test_no_core_is_asked_what_it_is():
+    """What a core can do is said by its capabilities; only files of cores know classes of cores."""
+    classes = {name for path in (ROOT / "worldmodels/cores").glob("*.py") for name in _classes(path)}
+    for folder in FOLDERS:
+        for path in (ROOT / folder).rglob("*.py"):
+            if "cores" in path.parts:
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+                    named = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)}
+                    assert not named & classes, f"{path.name}:{node.lineno}"
+
+
+def _classes(path):
+    return [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]

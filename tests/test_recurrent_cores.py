@@ -925,16 +925,18 @@ def test_positions_are_asked_for_where_they_are_needed():
 )
 def test_recurrent_cores_learn_to_add(make):
     """Two marked numbers of six: the mean answer has an error of 1/6, and so has any core that forgets the first."""
-    from worldmodels.tasks import Adding
+    from worldmodels.tasks.adding import Adding
+
+    from .helpers import given
 
     task = Adding(
         train_length=6, train_counts=(2,), train_size=4000, test_length=6, test_counts=(2,), test_size=500, token_size=8
     )
-    model, generator = task.model(make()), torch.Generator().manual_seed(0)
+    model, generator = task.model(given(make()), {}), torch.Generator().manual_seed(0)
     draw = task.batches(64, torch.device("cpu"))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(200):
-        loss = task.losses(model.train(), draw(generator))["loss"]
+        loss = task.losses(model.train(), draw(generator), generator)["loss"]
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

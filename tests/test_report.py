@@ -15,10 +15,11 @@ from worldmodels.cores.s2rm import S2GRU
 from worldmodels.cores.scoff import SCOFF
 from worldmodels.data.episodes import Episodes
 from worldmodels.encoders import CSWMEncoder
-from worldmodels.evaluation import Encoded, evaluate
-from worldmodels.report import choices, figures
+from worldmodels.models.world_model import WorldModel
+from worldmodels.report import choices
+from worldmodels.report import transitions as figures
 from worldmodels.report.tables import scores, show
-from worldmodels.world_model import WorldModel
+from worldmodels.tasks.transitions import evaluate, imagine
 
 
 def blocks_model(episodes, core):
@@ -29,7 +30,7 @@ def blocks_model(episodes, core):
 
 def imagined(model, episodes, steps):
     with torch.no_grad():
-        return Encoded(model, episodes, steps)
+        return imagine(model, episodes, steps)
 
 
 @pytest.mark.parametrize("core", [SNPS(7, 5, 2, num_rules=2, num_stages=3), PNPS(7, 5, 2, num_rules=2)])
@@ -39,7 +40,7 @@ def test_pictures_are_drawn(block_episodes, tmp_path, core):
     for path in (
         figures.rollout(seen, tmp_path / "rollout.png"),
         figures.horizons(seen, "snps", tmp_path / "horizons.png"),
-        choices.choices(model, seen, tmp_path / "choices.png"),
+        figures.choices(model, seen, tmp_path / "choices.png"),
     ):
         picture = imread(path)
         assert picture.shape[0] > 100 and picture.std() > 0.05
@@ -50,11 +51,11 @@ def test_the_choice_map_shows_what_explain_says(block_episodes, monkeypatch):
     model = blocks_model(block_episodes, SNPS(7, 5, 2, num_rules=3, num_stages=2))
     drawn = {}
     monkeypatch.setattr(choices, "save", lambda figure, path: drawn.update(figure=figure) or path)
-    choices.choices(model, imagined(model, block_episodes, 4), Path("x"), episode=2)
+    figures.choices(model, imagined(model, block_episodes, 4), Path("x"), episode=2)
     texts = {(int(t.get_position()[0]), int(t.get_position()[1])): t.get_text() for t in drawn["figure"].axes[0].texts}
     paths = block_episodes.paths(torch.tensor([2]), torch.tensor([0]), 4)
     with torch.no_grad():
-        explained = choices.explain(model, model.encode(paths.observations[:4]), paths.actions)
+        explained = figures.explain(model, model.encode(paths.observations[:4]), paths.actions)
     assert len(texts) == 8
     for t in range(4):
         for s in range(2):

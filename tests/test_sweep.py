@@ -129,7 +129,7 @@ def test_a_stopped_sweep_goes_on_by_its_own_command(at_home, capsys):
 def test_the_data_of_a_task_are_recorded_once(at_home, collections):
     size = {"train_episodes": 2, "test_episodes": 2, "steps": 4, "window": 2, "prompt": 1, "imagined": 1}
     task = {"env_id": "worldmodels/BouncingBalls-v0", "env_kwargs": {"observation": "state"}, **size}
-    config = {"task": {"_target_": "worldmodels.view_tasks.PartialViews", **task}, "trainer": {"threads": 0}}
+    config = {"task": {"_target_": "worldmodels.tasks.views.PartialViews", **task}, "trainer": {"threads": 0}}
     for _ in range(2):
         collect_data(config)
     assert [path.name.split("-")[3] for path in collections] == ["train", "test"]

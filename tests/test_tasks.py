@@ -10,11 +10,11 @@ from torch import nn
 import worldmodels
 from worldmodels import checkpoints
 from worldmodels.cli import main
-from worldmodels.core import Tokens, unroll
+from worldmodels.core import Capabilities, Tokens, unroll
 from worldmodels.cores.entnet import EntNet
 from worldmodels.cores.gru import GRU
 from worldmodels.cores.nps import PNPS, SNPS, RoutingNPS
-from worldmodels.data.tasks import (
+from worldmodels.data.sequences import (
     GRID,
     LOCATIONS,
     NULL,
@@ -28,7 +28,12 @@ from worldmodels.data.tasks import (
 )
 from worldmodels.errors import UserError
 from worldmodels.logging import read_metrics
-from worldmodels.tasks import Adding, CoordinateArithmetic, GridWorld, SequenceSum
+from worldmodels.models.sequence import SequenceSum
+from worldmodels.tasks.adding import Adding
+from worldmodels.tasks.arithmetic import CoordinateArithmetic
+from worldmodels.tasks.gridworld import GridWorld
+
+from .helpers import given
 
 
 def seeded(seed=0):
@@ -231,7 +236,7 @@ def test_right_rules_make_no_error_and_a_pure_table():
     core.rules.context_scores = lambda primary, tokens, mask: (
         -((tokens[:, None] - primary[:, :, None]).square().sum(-1) < 1e-12).to(tokens.dtype)
     )
-    result = task.evaluate(task.model(core))
+    result = task.evaluate(task.model(given(core), {}))
     assert result["scores"]["mse"] < 1e-12
     assert result["scores"]["purity"] == result["scores"]["matched"] == result["scores"]["right_slot"] == 1.0
     for o, r in enumerate([2, 0, 4, 1]):
@@ -243,6 +248,7 @@ def test_matching_demands_distinct_rules():
     class Constant(nn.Module):
         """Applies rule 1 to everything, which is pure but no match."""
 
+        capabilities = Capabilities(memory=False, rules=True)
         token_size, num_slots, slot_size, num_rules = 4, 2, 2, 4
 
         def __init__(self):
@@ -263,7 +269,7 @@ def test_matching_demands_distinct_rules():
             return {"rule": ones, "primary": 0 * ones, "context": ones}
 
     task = CoordinateArithmetic(test_size=800)
-    result = task.evaluate(task.model(Constant()))
+    result = task.evaluate(task.model(given(Constant()), {}))
     assert result["scores"]["purity"] == 1.0 and result["scores"]["matched"] == pytest.approx(0.25, abs=0.05)
     assert result["scores"]["right_slot"] == pytest.approx(0.5, abs=0.06)
     assert result["scores"]["mse"] == result["copy_mse"]
@@ -305,19 +311,19 @@ def test_routing_equals_its_plain_form():
 
 def test_the_null_symbol_is_zero_and_stays_so():
     task = GridWorld(length=5)
-    model = task.model(EntNet(20, 5, 20, num_tokens=4))
+    model = task.model(given(EntNet(20, 5, 20, num_tokens=4)), {})
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     draw = task.batches(8, torch.device("cpu"))
     for step in range(3):
         optimizer.zero_grad()
-        task.losses(model, draw(seeded(step)))["loss"].backward()
+        task.losses(model, draw(seeded(step)), seeded())["loss"].backward()
         optimizer.step()
     assert not model.words.weight[NULL].any() and model.words.weight[1:].abs().sum(1).min() > 0
 
 
 def test_questions_are_asked_of_the_memory_after_the_statement():
     """Scores for each statement and agent are those of the output module on the unrolled memories."""
-    model = GridWorld(length=6).model(EntNet(20, 5, 20, num_tokens=4))
+    model = GridWorld(length=6).model(given(EntNet(20, 5, 20, num_tokens=4)), {})
     words, _ = stories(3, 6, seeded())
     scores = model(words, 3)
     assert scores.shape == (3, 3, 2, 116)
@@ -334,10 +340,10 @@ def test_questions_are_asked_of_the_memory_after_the_statement():
 def test_variable_length_averages_over_all_lengths():
     torch.manual_seed(0)
     task = GridWorld(length=7, variable_length=True)
-    model = task.model(GRU(20, 1, 30, num_tokens=4))
+    model = task.model(given(GRU(20, 1, 30, num_tokens=4)), {})
     batch = stories(16, 7, seeded())
-    loss = task.losses(model, batch)["loss"]
-    single = [GridWorld(length=t).losses(model, (batch[0][:t], batch[1][:t]))["loss"] for t in range(4, 8)]
+    loss = task.losses(model, batch, seeded())["loss"]
+    single = [GridWorld(length=t).losses(model, (batch[0][:t], batch[1][:t]), seeded())["loss"] for t in range(4, 8)]
     assert torch.allclose(loss, torch.stack(single).mean(), atol=1e-6)
     assert task.test_lengths == [7, 20, 30, 40, 50, 60, 70, 80] and GridWorld(length=20).test_lengths == [20]
     assert GridWorld(length=20, variable_length=True).test_lengths == [20, 30, 40, 50, 60, 70, 80]
@@ -350,9 +356,9 @@ def test_options_that_cannot_work_are_refused():
         (lambda: Adding(train_seed=3), "both 3"),
         (lambda: CoordinateArithmetic(test_seed=1), "both 1"),
         (lambda: GridWorld(length=3), "first 4 statements"),
-        (lambda: Adding().model(SNPS(32, 5, 60)), "adding task needs a core with a state"),
-        (lambda: GridWorld().model(SNPS(20, 5, 20)), "gridworld task needs a core with a state"),
-        (lambda: CoordinateArithmetic().model(GRU(4, 2, 2)), "applies rules"),
+        (lambda: Adding().model(given(SNPS(32, 5, 60)), {}), "adding task needs a core with a state"),
+        (lambda: GridWorld().model(given(SNPS(20, 5, 20)), {}), "gridworld task needs a core with a state"),
+        (lambda: CoordinateArithmetic().model(given(GRU(4, 2, 2)), {}), "applies rules"),
     ):
         with pytest.raises(UserError, match=says):
             make()
@@ -476,8 +482,7 @@ def test_mistakes_get_one_line(at_home, capsys, words, says):
 def test_a_story_read_word_by_word_is_the_same_story():
     """A core that reads words sees, after a statement, what it would see of a sequence of words cut there."""
     task = GridWorld(length=6, reads="words")
-    assert task.num_tokens == 1
-    model = task.model(GRU(20, 1, 12, num_tokens=1)).eval()
+    model = task.model(given(GRU(20, 1, 12, num_tokens=1)), {}).eval()
     words, _ = stories(3, 6, seeded())
     with torch.no_grad():
         whole = model(words, 0)

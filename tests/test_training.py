@@ -14,12 +14,13 @@ import worldmodels
 from worldmodels import checkpoints
 from worldmodels.cores.gnn import GNN
 from worldmodels.data.collect import collect
+from worldmodels.data.episodes import draw_paths
 from worldmodels.encoders import CSWMEncoder
 from worldmodels.errors import UserError
-from worldmodels.evaluation import evaluate
 from worldmodels.logging import SECONDS, read_metrics
-from worldmodels.training import TrainerSettings, check, draw_paths, learning_rate, make_fabric, train
-from worldmodels.world_model import WorldModel
+from worldmodels.models.world_model import WorldModel
+from worldmodels.tasks.transitions import Windows, evaluate
+from worldmodels.training import TrainerSettings, check_settings, fit, learning_rate, make_fabric
 
 QUICK = {"accelerator": "cpu", "batch_size": 32, "starts_per_episode": 2, "log_every": 2, "checkpoint_every": 4}
 
@@ -34,8 +35,24 @@ def run_training(data, run, steps=10, model=None, resume=False, objective=None, 
     settings = TrainerSettings(**(QUICK | {"steps": steps} | settings))
     model = model or small_model(data, hidden_size=16)
     objective = objective or {"in_episode": 0.5}
-    fabric = make_fabric(settings)
-    return train(model, data, settings, run, fabric=fabric, objective=objective, seed=3, resume=resume, quiet=True)
+    return train(model, data, settings, run, objective=objective, resume=resume)
+
+
+def windows(settings, objective):
+    return Windows(
+        objective,
+        window=settings.window,
+        imagine=settings.imagine,
+        starts_per_episode=settings.starts_per_episode,
+    )
+
+
+def train(model, data, settings, run, *, objective, evaluate=None, resume=False):
+    fabric, drawn = make_fabric(settings), windows(settings, objective)
+    draw = drawn.batches(data, settings.batch_size, fabric.device)
+    losses = lambda wrapped, generator: drawn.losses(wrapped, draw(generator), generator)  # noqa: E731
+    more = {"seed": 3, "tag": "wm", "unit": "transitions", "evaluate": evaluate, "resume": resume, "quiet": True}
+    return fit(model, losses, settings, run, fabric=fabric, **more)
 
 
 def test_a_killed_run_resumes_bit_for_bit(block_episodes, tmp_path, monkeypatch):
@@ -84,9 +101,8 @@ def test_training_time_leaves_evaluations_out(block_episodes, tmp_path):
         return {"wm/hits@1/h1": 0.0}
 
     model = small_model(block_episodes, hidden_size=16)
-    fabric = make_fabric(settings)
     begun = time.perf_counter()
-    train(model, block_episodes, settings, tmp_path, fabric=fabric, objective={}, seed=3, evaluate=slow, quiet=True)
+    train(model, block_episodes, settings, tmp_path, objective={}, evaluate=slow)
     whole = time.perf_counter() - begun
     line = next(line for line in reversed(read_metrics(tmp_path)) if SECONDS in line)
     assert len(told) == 4 and line[SECONDS] < whole - 1.5
@@ -199,12 +215,14 @@ def test_settings_that_cannot_work_are_refused(block_episodes):
     for options, says in [
         ({"schedule": "linear"}, "expected 'constant', 'cosine' or 'halving'"),
         ({"steps": 0}, "at least 1"),
-        ({"batch_size": 30, "window": 4}, "no multiple"),
+        ({"batch_size": 30, "window": 4}, "expected a multiple"),
         ({"batch_size": 40, "window": 20, "starts_per_episode": 1}, "longest episode has 12"),
         ({"starts_per_episode": 1}, "starts_per_episode=4"),
     ]:
         with pytest.raises(UserError, match=says):
-            check(TrainerSettings(**(QUICK | options)), block_episodes, {"in_episode": 0.5})
+            settings = TrainerSettings(**(QUICK | options))
+            check_settings(settings)
+            windows(settings, {"in_episode": 0.5}).batches(block_episodes, settings.batch_size, torch.device("cpu"))
 
 
 def test_a_trained_model_beats_its_own_copy(tmp_path):

@@ -20,14 +20,17 @@ from worldmodels.cores.lstm import LSTM
 from worldmodels.cores.mlp import MLP
 from worldmodels.cores.s2rm import S2GRU, S2RMC
 from worldmodels.data.collect import collect, collected
-from worldmodels.data.views import Views
+from worldmodels.data.views import Views, ViewSource, side_by_side
 from worldmodels.decoders import ViewDecoder
 from worldmodels.encoders import PolarConv2d, ViewEncoder
 from worldmodels.errors import UserError
 from worldmodels.losses import polar_loss, polar_parts, polar_truth
 from worldmodels.metrics import balanced_accuracy, confusion_matrix, f1_scores, macro_f1
-from worldmodels.view_model import ViewWorldModel, view_model
-from worldmodels.view_tasks import PartialViews, PixelTally, PolarTally, _stitched, _together
+from worldmodels.models.views import ViewWorldModel, view_model
+from worldmodels.seeing import PixelTally, PolarTally, _stitched, said_and_seen
+from worldmodels.tasks.views import PartialViews
+
+from .helpers import given
 
 
 def make_core(name, token_size=12):
@@ -114,7 +117,7 @@ def test_views_that_report():
 
 def test_batches_of_different_numbers_of_agents_stand_side_by_side():
     few, many = make_views(N=2), make_views(N=5, seed=1)
-    both = _together([few, many])
+    both = side_by_side([few, many])
     assert both.mask.shape == (3, 4, 5) and not both.mask[:, :2, 2:].any()
     assert torch.equal(both.observations[:, :2, :2], few.observations) and torch.equal(both.mask[:, 2:], many.mask)
     assert both.actions is None
@@ -395,7 +398,7 @@ def test_crops_of_a_batch_are_what_the_frames_hold(tmp_path):
     batch = task.batches(5, torch.device("cpu"))(torch.Generator().manual_seed(0))
     views = batch.views
     assert views.observations.shape == (4, 5, 10, 11, 11, 1) and views.positions.shape == (4, 5, 10, 2)
-    data = task._data("train", "2 balls", torch.device("cpu"))
+    data = task.source("train", "2 balls", torch.device("cpu"))
     for t, b, n in ((0, 0, 0), (3, 4, 9), (1, 2, 5)):
         row = data.episodes.starts[batch.episode[b]] + batch.step[b] + t
         frame = data.env.frames(data.episodes.arrays["observations"][row])
@@ -408,7 +411,7 @@ def test_crops_of_a_batch_are_what_the_frames_hold(tmp_path):
 
 def test_stitched_patches_are_the_frame(tmp_path):
     task = make_task(tmp_path)
-    data = task._data("test", "2 balls", torch.device("cpu"))
+    data = task.source("test", "2 balls", torch.device("cpu"))
     states = data.episodes.arrays["observations"][:3]
     line = torch.tensor([7, 18, 29, 40])
     grid = torch.cartesian_prod(line, line).expand(3, 1, -1, 2)
@@ -434,9 +437,9 @@ def test_agents_are_asked_where_they_then_are(tmp_path):
     assert views.mask[:, :3].any() and (views.observations[0, 0, 0, 0] > 0).any()
     assert set(batch.episode[:3].remainder(2).tolist()) == {0} and set(batch.episode[3:].remainder(2).tolist()) == {1}
     core = S2GRU(12, 4, 12, position_size=2, place_size=8, truncation=0.2, key_size=4)
-    model = task.model(core)
+    model = task.model(given(core), {})
     assert model.encoder.view_shape == (23, 9, 18)
-    losses = task.losses(model, batch)
+    losses = task.losses(model, batch, torch.Generator())
     assert set(losses) == {"loss", "friendly", "unit_type", "hecs"}
     result = task.evaluate(model)
     assert set(result["views"]["1s2z"]) == {"1", "0.7", "0.4", "0.2"}
@@ -452,22 +455,22 @@ def test_recorded_views_of_any_environment(tmp_path):
     views = task.batches(4, torch.device("cpu"))(torch.Generator().manual_seed(0)).views
     assert views.observations.shape == (4, 4, 4, 1, 1, 1) and views.actions.shape == (4, 4, 4, 2, 1, 1)
     assert not views.mask[..., 3].any()
-    data = task._data("train", "train", torch.device("cpu"))
+    data = task.source("train", "train", torch.device("cpu"))
     assert torch.equal(views.actions.argmax(2 + 1)[..., 0, 0].flatten().unique(), torch.tensor([0, 1]))
     assert data.episodes.arrays["mask"].any()
-    model = task.model(make_core("lstm"))
+    model = task.model(given(make_core("lstm")), {})
     assert set(task.evaluate(model)["views"]["test"]["1"]) == {"balanced_accuracy", "f1"}
 
 
 def test_nothing_of_the_future_is_said(tmp_path):
     """What is said of step t + 1 depends on nothing that is seen after step t; what is asked are the views of t + 1."""
     task = make_task(tmp_path)
-    model = task.model(make_core("s2gru")).eval()
+    model = task.model(given(make_core("s2gru")), {}).eval()
     views = task.batches(2, torch.device("cpu"))(torch.Generator().manual_seed(0)).views
     views = views._replace(
         mask=views.mask & (torch.rand(views.mask.shape, generator=torch.Generator().manual_seed(1)) < 0.7)
     )
-    said, truth = task._said(model, views)
+    said, truth = said_and_seen(model, views, oracle=task.oracle)
     per_step = views.mask[1:].sum((1, 2)).tolist()
     assert len(said) == len(truth) == sum(per_step)
     for step in range(1, 4):
@@ -475,7 +478,7 @@ def test_nothing_of_the_future_is_said(tmp_path):
             observations=torch.cat([views.observations[:step], 255 - views.observations[step:]]),
         )
         known = sum(per_step[:step])
-        assert torch.equal(task._said(model, later)[0][:known], said[:known])
+        assert torch.equal(said_and_seen(model, later, oracle=task.oracle)[0][:known], said[:known])
     there = views.mask[1:].nonzero()
     for n in (0, len(there) // 2, len(there) - 1):
         t, b, a = there[n].tolist()
@@ -484,13 +487,13 @@ def test_nothing_of_the_future_is_said(tmp_path):
 
 def test_who_reports_in_the_test(tmp_path):
     task = make_task(tmp_path)
-    data = task._data("test", "2 balls", torch.device("cpu"))
-    generator = task._generator()
-    ((_, views),) = list(task._watched(data, None, generator))
+    data = task.source("test", "2 balls", torch.device("cpu"))
+    generator = torch.Generator().manual_seed(3)
+    ((_, views),) = list(data.whole(generator, 20_000))
     for share in (1.0, 0.4, 0.01):
-        reported = task._reported(views, share, data.env, generator).mask
+        reported = data.reporting(views, share, generator).mask
         assert (reported.sum(-1) == max(1, round(10 * share))).all()
-    agents = task._reported(views, 0.5, object(), generator).mask.float()
+    agents = ViewSource(data.episodes, object(), 10).reporting(views, 0.5, generator).mask.float()
     assert 0.3 < float(agents.mean()) < 0.7 and float(agents.sum(-1).var()) > 0
 
 
@@ -499,7 +502,8 @@ def test_some_crops_linger_in_training_and_none_in_the_test(tmp_path):
     positions = task.batches(4, torch.device("cpu"))(torch.Generator().manual_seed(0)).views.positions
     assert torch.equal(positions[1:, :, :5], positions[:-1, :, 5:])
     assert not torch.equal(positions[1:, :, 5:], positions[:-1, :, :5])
-    ((_, views),) = list(task._watched(task._data("test", "2 balls", torch.device("cpu")), None, task._generator()))
+    source = task.source("test", "2 balls", torch.device("cpu"))
+    ((_, views),) = list(source.whole(torch.Generator().manual_seed(3), 20_000))
     assert not torch.equal(views.positions[1:, :, :5], views.positions[:-1, :, 5:])
 
 
@@ -537,11 +541,11 @@ def test_episodes_of_all_lengths_are_scored_whole(tmp_path, objective):
         objective=objective,
         **(SMALL | {"steps": 9, "test_episodes": 12, "fractions": [1.0], "horizons": [1, 2]}),
     )
-    model = task.model(make_core("gru")).eval()
-    data = task._data("test", "test", torch.device("cpu"))
+    model = task.model(given(make_core("gru")), {}).eval()
+    data = task.source("test", "test", torch.device("cpu"))
     lengths = data.episodes.lengths
     assert lengths.min() < lengths.max()
-    ((rows, views),) = list(task._watched(data, None, task._generator()))
+    ((rows, views),) = list(data.whole(torch.Generator().manual_seed(3), 20_000))
     assert rows.shape == (int(lengths.max()) + 1, 12)
     expected = sum(
         int(data.episodes.arrays["mask"][s : s + n + 1].sum())
@@ -565,20 +569,22 @@ def test_absent_views_may_hold_anything_in_training_too():
 
 def test_the_oracle_sees_what_it_is_asked(tmp_path):
     task = make_task(tmp_path, oracle=True)
-    model = task.model(MLP(12, 1, 16, num_tokens=1))
+    model = task.model(given(MLP(12, 1, 16, num_tokens=1)), {})
     views = task.batches(3, torch.device("cpu"))(torch.Generator().manual_seed(0)).views
-    said, truth = task._said(model, views)
+    said, truth = said_and_seen(model, views, oracle=task.oracle)
     blind = views._replace(observations=torch.cat([0 * views.observations[:1], views.observations[1:]]))
-    assert torch.equal(task._said(model, blind)[0], said), "the first views are never shown to it"
+    assert torch.equal(said_and_seen(model, blind, oracle=task.oracle)[0], said), (
+        "the first views are never shown to it"
+    )
     changed = views._replace(observations=torch.cat([views.observations[:-1], 255 - views.observations[-1:]]))
-    assert not torch.equal(task._said(model, changed)[0][-30:], said[-30:])
+    assert not torch.equal(said_and_seen(model, changed, oracle=task.oracle)[0][-30:], said[-30:])
     with pytest.raises(UserError, match="oracle"):
-        task.model(make_core("lstm"))
+        task.model(given(make_core("lstm")), {})
 
 
 def test_modules_can_be_taken_away(tmp_path):
     task = make_task(tmp_path, removed=[0, 2, 9], fractions=[1.0])
-    model = task.model(make_core("s2gru")).eval()
+    model = task.model(given(make_core("s2gru")), {}).eval()
     result = task.evaluate(model)
     assert set(result["removed"]["2 balls"]) == {"0", "2"}, "nine of four modules cannot go"
     assert result["removed"]["2 balls"]["0"] == result["views"]["2 balls"]["1"]
@@ -586,7 +592,7 @@ def test_modules_can_be_taken_away(tmp_path):
 
 def test_a_perfect_copy_of_a_world_at_rest(tmp_path):
     task = make_task(tmp_path, env_kwargs=BALLS["env_kwargs"] | {"speed": 0.0}, fractions=[1.0])
-    result = task.evaluate(task.model(make_core("gru")).eval())
+    result = task.evaluate(task.model(given(make_core("gru")), {}).eval())
     assert result["copy"]["1 ball"] == {"balanced_accuracy": 1.0, "f1": 1.0}
     assert result["rollout"]["1 ball"]["copy"] == [1.0] * 4
 
@@ -613,7 +619,7 @@ def test_a_perfect_copy_of_a_world_at_rest(tmp_path):
 def test_wrong_options_get_one_line(tmp_path, options, line):
     with pytest.raises(UserError, match=line) as caught:
         task = make_task(tmp_path, **options)
-        task.batches(2, torch.device("cpu")) if "policy" in options else task.model(make_core("gru"))
+        task.batches(2, torch.device("cpu")) if "policy" in options else task.model(given(make_core("gru")), {})
     assert "\n" not in str(caught.value)
 
 
@@ -690,11 +696,12 @@ def test_learning_to_track_a_ball(tmp_path):
         prompt=6,
         imagined=3,
     )
-    model = task.model(S2GRU(32, 4, 32, position_size=2, extent=16.0, place_size=32, truncation=0.2))
+    core = S2GRU(32, 4, 32, position_size=2, extent=16.0, place_size=32, truncation=0.2)
+    model = task.model(given(core), {})
     draw, generator = task.batches(16, torch.device("cpu")), torch.Generator().manual_seed(0)
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     for _ in range(450):
         optimizer.zero_grad()
-        task.losses(model, draw(generator))["loss"].backward()
+        task.losses(model, draw(generator), generator)["loss"].backward()
         optimizer.step()
     assert task.evaluate(model.eval())["views"]["1 ball"]["1"]["balanced_accuracy"] > 0.7

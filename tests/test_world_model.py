@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from worldmodels.core import Capabilities
 from worldmodels.cores.entnet import EntNet
 from worldmodels.cores.esbn import ESBN
 from worldmodels.cores.gnn import GNN
@@ -12,9 +13,9 @@ from worldmodels.cores.s2rm import S2GRU
 from worldmodels.cores.scoff import SCOFF
 from worldmodels.data.episodes import Episodes
 from worldmodels.errors import UserError
-from worldmodels.evaluation import evaluate
 from worldmodels.metrics import hits_at_k, mrr, ranks
-from worldmodels.world_model import WorldModel, attach
+from worldmodels.models.world_model import WorldModel, attach
+from worldmodels.tasks.transitions import evaluate
 
 BLOCKS = {"kind": "discrete", "sizes": [6], "per_object": 2}
 PLAIN = {"kind": "discrete", "sizes": [3, 2]}
@@ -46,6 +47,7 @@ class Adder(nn.Module):
 
     def __init__(self, token_size, num_slots, slot_size, remembers=False):
         super().__init__()
+        self.capabilities = Capabilities(memory=remembers)
         self.token_size, self.num_slots, self.slot_size, self.remembers = token_size, num_slots, slot_size, remembers
 
     def initial_state(self, batch_size, slots=None):
@@ -316,7 +318,7 @@ def test_a_core_of_another_number_of_slots_is_read_by_attention():
 
 
 def test_esbn_cannot_be_a_transition():
-    with pytest.raises(UserError, match="its controller never sees what is in the slots"):
+    with pytest.raises(UserError, match="ESBN cannot be a world model's transition"):
         WorldModel(Identity(3, 4), ESBN(6, 3, 4), action=BLOCKS, action_to="slot")
 
 

@@ -12,7 +12,7 @@ __all__ = ["Episodes", "UserError", "WorldModel", "collect", "load", "train"]
 _HOMES = {
     "Episodes": "data.episodes",
     "UserError": "errors",
-    "WorldModel": "world_model",
+    "WorldModel": "models.world_model",
     "collect": "data.collect",
     "load": "run",
     "train": "hydra_entry",

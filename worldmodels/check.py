@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from .core import RecurrentCore, State, Tokens, unroll
+from .core import RecurrentCore, SpatialCore, State, Tokens, unroll
 from .data.collect import find_spec
 from .errors import UserError
 
@@ -251,6 +251,26 @@ def _devices(factory: Callable[..., Any]) -> None:
     _require(places == {"meta"}, f"moved to another device it returns tensors on {sorted(places)}")
 
 
+def _capabilities(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    said, state, given = core.capabilities, core.initial_state(B), torch.randn(B, K, D)
+    _require(said.memory == bool(state), f"its capabilities say memory={said.memory}, its state is {sorted(state)}")
+    from_slots = core.initial_state(B, given)
+    depends = any(not torch.equal(state[name], leaf) for name, leaf in from_slots.items())
+    _require(
+        said.starts_from_slots == depends,
+        f"its capabilities say starts_from_slots={said.starts_from_slots}, but given slots "
+        f"{'change' if depends else 'do not change'} its initial state",
+    )
+    prepared = core.prepare(tokens).at(0)
+    rules = "rule" in core.explain(prepared, state)
+    _require(
+        said.rules == rules, f"its capabilities say rules={said.rules}, but explain names {'a' if rules else 'no'} rule"
+    )
+    answers = isinstance(core, SpatialCore)
+    _require(said.places == answers, f"its capabilities say places={said.places}; a core with places is a SpatialCore")
+
+
 def _slots(factory: Callable[..., Any]) -> None:
     core, tokens = _example(factory)
     plain, given = core.initial_state(B), core.initial_state(B, torch.randn(B, K, D))
@@ -291,6 +311,7 @@ CONTRACT: dict[str, Callable[[Callable[..., Any]], None]] = {
     "survives state_dict and deepcopy": _copies,
     "works in float64": _float64,
     "works in mixed precision": _mixed,
+    "capabilities are as said": _capabilities,
     "state is a value": _values,
     "follows its device": _devices,
     "can start from slots": _slots,

@@ -17,7 +17,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from lightning_fabric import Fabric
 from safetensors import SafetensorError
 from torch import nn
 
@@ -80,7 +79,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return names
 
 
-def save(run: Path, step: int, model: nn.Module, state: dict[str, Any], fabric: Fabric | None = None) -> None:
+def save(run: Path, step: int, model: nn.Module, state: dict[str, Any], fabric: Any = None) -> None:
     """Write the checkpoint of a step; every process calls it, the first one renames it into place.
 
     An interruption at any point leaves the checkpoints written before as they were.
@@ -90,7 +89,7 @@ def save(run: Path, step: int, model: nn.Module, state: dict[str, Any], fabric: 
         step: the step.
         model: whose weights are written.
         state: of this process, everything else needed to go on: tensors and plain values only.
-        fabric: of several processes; None for one.
+        fabric: Lightning Fabric's, of several processes; None for one.
     """
     rank, processes = (fabric.global_rank, fabric.world_size) if fabric else (0, 1)
     wait = fabric.barrier if fabric else lambda: None

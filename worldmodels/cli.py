@@ -195,43 +195,29 @@ def _parsed(schema: type, words: list[str]) -> Any:
 
 def _train(words: list[str]) -> None:
     from .hydra_entry import train_command
-    from .run import Run
 
     runs = train_command(words, show_run)
-    if len(runs) > 1 and all(isinstance(run, Run) for run in runs):
+    if len(runs) > 1 and all(run.task.tags[0] == "wm" for run in runs):
         print(f"all in one table: worldmodels report {os.path.commonpath([run.path for run in runs])} --compare core")
 
 
 def show_run(run: Any) -> None:
-    """Score the run of a world model or a task that has just ended, and draw its pictures."""
-    from .report.tables import scores, show
-    from .run import TaskRun
+    """Score the run that has just ended, and draw its pictures."""
+    from .report.tables import show
 
     result = run.evaluate(quiet=not run.config["logger"]["progress"])
-    name = result["core"].lower()
-    if isinstance(run, TaskRun):
-        show(run.task.table({name: result}, f"{run.task.name}: test data"))
-    else:
-        show(scores({name: result}, f"{run.config['env']['id']}: held-out episodes, percent"))
-        _print_alarms(result)
+    show(run.task.table({result["core"].lower(): result}, run.task.name))
     _show_folder(run)
 
 
 def _evaluate(words: list[str]) -> None:
-    from .report.tables import scores, show
-    from .run import EVALUATION, TaskRun, load
+    from .report.tables import show
+    from .run import EVALUATION, load
 
     arguments = _parsed(EvaluateArguments, words)
     run = load(arguments.run)
-    if isinstance(run, TaskRun):
-        if arguments.data is not None:
-            raise UserError(f"the {run.task.name} task makes its own test data; leave out data=")
-        result = run.evaluate()
-        show(run.task.table({result["core"].lower(): result}, f"{arguments.run}: test data"))
-    else:
-        result = run.evaluate(arguments.data, quiet=False)
-        show(scores({result["core"].lower(): result}, f"{arguments.run}: held-out episodes, percent"))
-        _print_alarms(result)
+    result = run.evaluate(arguments.data, quiet=False)
+    show(run.task.table({result["core"].lower(): result}, arguments.run))
     if arguments.data is None:
         print(run.path / EVALUATION)
 
@@ -284,17 +270,11 @@ def _show_agents(evaluations: dict[str, dict[str, Any]], *, over_seeds: bool) ->
         show(by_core(list(evaluations.values()), "over seeds"))
 
 
-def _print_alarms(result: dict[str, Any]) -> None:
-    print(f"effective rank of the slots {result['effective_rank']:.2f}, variance {result['variance']:.3g}")
-    for alarm in result["alarms"]:
-        print(f"ALARM {alarm}")
-
-
 def _compare(words: list[str]) -> None:
     import json
 
-    from .report.tables import scores, show
-    from .run import EVALUATION, TaskRun, load
+    from .report.tables import show
+    from .run import EVALUATION, load
 
     arguments = _parsed(CompareArguments, words)
     evaluations = {}
@@ -311,17 +291,13 @@ def _compare(words: list[str]) -> None:
     if all("agent" in evaluation for evaluation in evaluations.values()):
         _show_agents(evaluations, over_seeds=True)
         return
-    tasks = {evaluation.get("task") for evaluation in evaluations.values()}
-    if len(tasks) > 1:
-        raise UserError(
-            f"runs of one task make a table; these are of {sorted(str(t or 'a world model') for t in tasks)}"
-        )
-    if tasks == {None}:
-        show(scores(evaluations, "held-out episodes, percent"))
-    else:
-        run = load(next(iter(evaluations)))
-        assert isinstance(run, TaskRun)
-        show(run.task.table(evaluations, f"{run.task.name}: test data"))
+    if any("agent" in evaluation for evaluation in evaluations.values()):
+        raise UserError("agents and other runs stand in no table together; name runs of one kind")
+    tasks = {path: load(path).task for path in evaluations}
+    names = {task.name for task in tasks.values()}
+    if len(names) > 1:
+        raise UserError(f"runs of one task make a table; these are of {sorted(names)}")
+    show(tasks[arguments.runs[0]].table(evaluations, names.pop()))
 
 
 def _report(words: list[str]) -> None:
@@ -443,8 +419,8 @@ def _cores(words: list[str]) -> None:
     from hydra.utils import get_class
     from rich.table import Table
 
-    from .config import offered, options_of
     from .cores import CORES
+    from .plugins import offered, options_of
     from .report.tables import show
 
     table = Table("name", "what it is", "options")

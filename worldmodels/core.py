@@ -69,14 +69,35 @@ State = dict[str, Tensor]
 """A core's memory between two steps: every leaf is ``(B, ...)``; empty for a core without memory."""
 
 
+class Capabilities(NamedTuple):
+    """What can be asked of a core, as the core itself says it: a class attribute of every core.
+
+    Args:
+        memory: it reads a sequence step by step, its state going in and coming out. Without: its state is empty, and what it
+            returns is the change it proposes for each slot.
+        starts_from_slots: slots can be its state: ``initial_state`` begins from those it is given.
+        one_vector: its state is one vector, of which slots are equal parts.
+        transition: what it returns depends on what is in the slots, so it can be the transition of a world model.
+        places: it takes the positions of tokens, and answers at any position, see ``SpatialCore``.
+        rules: it applies rules to slots, and ``explain`` says which ("rule").
+    """
+
+    memory: bool = True
+    starts_from_slots: bool = False
+    one_vector: bool = False
+    transition: bool = True
+    places: bool = False
+    rules: bool = False
+
+
 @runtime_checkable
 class RecurrentCore(Protocol):
     """The one protocol of all cores; each is an ``nn.Module``.
 
-    A core keeps nothing recurrent on itself: the state goes in and comes out. A core whose state is empty has no
-    memory: what it returns is the change it proposes for each slot.
+    A core keeps nothing recurrent on itself: the state goes in and comes out.
     """
 
+    capabilities: Capabilities
     token_size: int
     num_slots: int
     slot_size: int
@@ -98,6 +119,21 @@ class RecurrentCore(Protocol):
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """What the core chooses at this step, named, every entry ``(B, ...)``; empty if it chooses nothing."""
+        ...
+
+
+@runtime_checkable
+class SpatialCore(RecurrentCore, Protocol):
+    """A core with ``capabilities.places``: its modules have places, and so has what they are asked."""
+
+    position_size: int | None
+
+    def answer(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """What the modules together say at positions ``(..., Q, P)``, ``(..., Q, D)``."""
+        ...
+
+    def keep(self, modules: list[int]) -> "SpatialCore":
+        """The same core with these modules only."""
         ...
 
 

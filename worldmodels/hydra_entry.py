@@ -14,14 +14,14 @@ from omegaconf import DictConfig
 
 from .config import plain, register, user_error
 from .errors import UserError
-from .run import Run, TaskRun, collect_data, load, read_config, train_run
+from .run import Run, collect_data, load, read_config, train_run
 from .sweep import Job, is_starting, side_by_side, train_side_by_side
 
 CONFIGS = "pkg://worldmodels.configs"
 SHOWING = ("-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion")
 
 
-def train_command(words: Sequence[str], after: Callable[[Run | TaskRun], None] | None = None) -> list[Run | TaskRun]:
+def train_command(words: Sequence[str], after: Callable[[Run], None] | None = None) -> list[Run]:
     """Train a world model, or a core on a task, see ``command``."""
     return command(
         words,
@@ -213,7 +213,7 @@ def _hydra(words: Sequence[str], job: Any, program: str, configs: str) -> None:
             del os.environ["HYDRA_FULL_ERROR"]
 
 
-def train(*overrides: str) -> Run | TaskRun | None:
+def train(*overrides: str) -> Run | None:
     """Train from Python with the overrides of the command line; returns the run (of a sweep the last one).
 
     Under torchrun it returns None in all processes but the first.

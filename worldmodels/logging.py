@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch.utils.tensorboard import SummaryWriter
 
 from .checkpoints import write_aside
 
@@ -80,6 +79,8 @@ class RunLog:
     """
 
     def __init__(self, run: Path, step: int, steps: int, *, quiet: bool = False):
+        from torch.utils.tensorboard import SummaryWriter  # half a second that only training needs
+
         kept = [line for line in read_metrics(run) if line["step"] <= step]
         self.seconds = float(next((line[SECONDS] for line in reversed(kept) if SECONDS in line), 0.0))
         run.mkdir(parents=True, exist_ok=True)

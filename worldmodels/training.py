@@ -1,4 +1,4 @@
-"""The training loop, and the contrastive training of world models with it."""
+"""The training loop: it knows nn.Module, not which."""
 
 import math
 import os
@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from . import checkpoints
-from .data.episodes import Episodes, Paths
 from .errors import UserError
 from .logging import SECONDS, RunLog
-from .losses import ContrastiveLoss, contrastive
-from .world_model import WorldModel
 
 Model = TypeVar("Model", bound=nn.Module)
 Losses = Callable[[nn.Module, torch.Generator], dict[str, Tensor]]
@@ -79,77 +75,23 @@ def learning_rate(step: int, settings: TrainerSettings) -> float:
     return settings.learning_rate * warm * 0.5 * (1.0 + math.cos(math.pi * step / settings.steps))
 
 
-def draw_paths(
-    episodes: Episodes,
-    batch_size: int,
-    window: int,
-    starts_per_episode: int,
-    *,
-    time_aligned: bool,
-    generator: torch.Generator,
-) -> Paths:
-    """A batch of windows: ``batch_size / window`` of them, ``starts_per_episode`` from each episode drawn.
+def make_fabric(settings: TrainerSettings) -> Any:
+    """Lightning Fabric on the devices of the settings, or on the processes that torchrun started.
 
-    Episodes are drawn with replacement in proportion to their windows; the starts within one are different steps while it has
-    enough. ``time_aligned`` uses the same starts in all episodes.
+    It is imported here, because that takes seconds that commands which do not train need not wait.
 
-    Departure: C-SWM's authors pass through the data in shuffled epochs; we draw with replacement, because a batch then
-    is a function of the generator alone and a killed run resumes exactly.
-
-    Args:
-        episodes: the data.
-        batch_size: transitions.
-        window: transitions in a row.
-        starts_per_episode: windows of each episode.
-        time_aligned: same starts everywhere.
-        generator: source of the draws, on the data's device.
+    Raises:
+        UserError: an accelerator or a precision that is not available.
     """
-    episode, step = draw_starts(
-        episodes,
-        max(1, batch_size // (window * starts_per_episode)),
-        window,
-        starts_per_episode=starts_per_episode,
-        time_aligned=time_aligned,
-        generator=generator,
-    )
-    return episodes.paths_unchecked(episode, step, window)
+    from lightning_fabric import Fabric
 
-
-def draw_starts(
-    episodes: Episodes,
-    groups: int,
-    window: int,
-    *,
-    starts_per_episode: int = 1,
-    time_aligned: bool = False,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:
-    """Where ``groups`` x ``starts_per_episode`` windows begin: episodes and steps; see ``draw_paths``."""
-    possible = (episodes.lengths - window + 1).clamp(min=0)
-    S = starts_per_episode
-    episode = torch.multinomial(possible.double(), groups, replacement=True, generator=generator)
-    count = possible[episode]
-    if time_aligned:
-        count = count.min().expand(groups)
-    # S different starts in order: S draws from the starts that S - 1 gaps of one leave, and the gaps put back.
-    fraction = (
-        torch.rand(1 if time_aligned else groups, S, generator=generator, device=episodes.device).sort(dim=1).values
-    )
-    room = (count - S + 1).clamp(min=1)[:, None]
-    step = (fraction * room).long().clamp(max=room - 1) + torch.arange(S, device=episodes.device)
-    step = step.minimum(count[:, None] - 1)
-    return episode.repeat_interleave(S), step.flatten()
-
-
-def make_fabric(settings: TrainerSettings) -> Fabric:
-    """Lightning Fabric on the devices of the settings, or on the processes that torchrun started."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     nodes = int(os.environ.get("WORLD_SIZE", 1)) // local
     accelerator = settings.accelerator
     if accelerator == "auto":  # a Mac's own accelerator has no float64, which drawing batches and ranks need
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     if accelerator not in ("cpu", "cuda") or (accelerator == "cuda" and not torch.cuda.is_available()):
-        raise UserError(f"trainer.accelerator={accelerator} is not to be had here; use auto or cpu")
+        raise UserError(f"trainer.accelerator={accelerator} is not available here; use auto or cpu")
     if settings.precision not in ("32-true", "bf16-mixed"):
         raise UserError(f"trainer.precision={settings.precision}; expected 32-true or bf16-mixed")
     fabric = Fabric(
@@ -169,9 +111,9 @@ def fit(
     settings: TrainerSettings,
     run: Path,
     *,
-    fabric: Fabric,
+    fabric: Any,
     seed: int,
-    kind: str,
+    tag: str,
     unit: str,
     evaluate: Callable[[Model], dict[str, float]] | None = None,
     resume: bool = False,
@@ -187,7 +129,7 @@ def fit(
         run: the run's folder.
         fabric: from ``make_fabric``.
         seed: of the generator and the model's own noise.
-        kind: what the names of the metrics begin with, like "wm".
+        tag: what the names of the losses begin with in the logs, like "wm".
         unit: what ``settings.batch_size`` counts, for the name of the speed.
         evaluate: called every ``evaluate_every`` steps; what it returns is logged.
         resume: go on from the folder's last checkpoint, exactly as if the run had never stopped.
@@ -243,7 +185,7 @@ def fit(
             if log is not None and (step % settings.log_every == 0 or at_end):
                 means = (totals / (step - since)).tolist()
                 rate = (step - since) * settings.batch_size / (time.perf_counter() - clock)
-                names = (f"{kind}/{name}" for name in (*values, "gradient_norm"))
+                names = (f"{tag}/{name}" for name in (*values, "gradient_norm"))
                 line = dict(zip(names, means, strict=True))
                 line["train/learning_rate"] = learning_rate(step - 1, settings)
                 spent = time.perf_counter() - begun
@@ -270,89 +212,6 @@ def fit(
     return model
 
 
-def train(
-    model: WorldModel,
-    data: Episodes,
-    settings: TrainerSettings,
-    run: Path,
-    *,
-    fabric: Fabric,
-    objective: dict[str, Any],
-    seed: int,
-    evaluate: Callable[[WorldModel], dict[str, float]] | None = None,
-    resume: bool = False,
-    quiet: bool = False,
-) -> WorldModel:
-    """Train a world model contrastively, writing metrics and checkpoints into a run folder.
-
-    Args:
-        model: the model.
-        data: training episodes.
-        settings: how long and how fast.
-        run: the run's folder.
-        fabric: from ``make_fabric``.
-        objective: keyword arguments of ``losses.contrastive``.
-        seed: of batches, negatives and the model's own noise.
-        evaluate: called every ``evaluate_every`` steps; what it returns is logged.
-        resume: go on from the folder's last checkpoint, exactly as if the run had never stopped.
-        quiet: no progress bar.
-
-    Returns:
-        The trained model.
-
-    Raises:
-        UserError: a loss that is not finite, data too short for the window.
-    """
-    check(settings, data, objective, fabric.world_size)
-    data = data.to(fabric.device)
-    batch_size = settings.batch_size // fabric.world_size
-    time_aligned = objective.get("negatives") == "time_aligned"
-
-    def losses(wrapped: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
-        paths = draw_paths(
-            data,
-            batch_size,
-            settings.window,
-            settings.starts_per_episode,
-            time_aligned=time_aligned,
-            generator=generator,
-        )
-        slots, pred_slots = wrapped(paths.observations, paths.actions, settings.imagine)
-        loss = window_loss(slots, pred_slots, paths, objective, generator)
-        return {"loss": loss.total, "loss_pos": loss.positive, "loss_neg": loss.negative}
-
-    return fit(
-        model,
-        losses,
-        settings,
-        run,
-        fabric=fabric,
-        seed=seed,
-        kind="wm",
-        unit="transitions",
-        evaluate=evaluate,
-        resume=resume,
-        quiet=quiet,
-    )
-
-
-def window_loss(
-    slots: Tensor, pred_slots: Tensor, paths: Paths, objective: dict[str, Any], generator: torch.Generator
-) -> ContrastiveLoss:
-    """The contrastive loss over all transitions of a batch of windows, ``slots (L + 1, B, K, D)``."""
-    L, B = pred_slots.shape[:2]
-    step = paths.step + torch.arange(L, device=paths.step.device)[:, None]
-    return contrastive(
-        slots[:-1].flatten(0, 1),
-        pred_slots.flatten(0, 1),
-        slots[1:].flatten(0, 1),
-        episode=paths.episode.expand(L, B).flatten(),
-        step=step.flatten(),
-        generator=generator,
-        **objective,
-    )
-
-
 def check_settings(settings: TrainerSettings, processes: int = 1) -> None:
     """Refuse settings that no training can work with."""
     if settings.schedule not in ("constant", "cosine", "halving"):
@@ -365,27 +224,6 @@ def check_settings(settings: TrainerSettings, processes: int = 1) -> None:
         raise UserError(f"trainer.learning_rate={settings.learning_rate}; it must be above 0")
     if settings.batch_size % processes:
         raise UserError(f"trainer.batch_size={settings.batch_size} is no multiple of the {processes} processes")
-
-
-def check(settings: TrainerSettings, data: Episodes, objective: dict[str, Any], processes: int = 1) -> None:
-    """Refuse settings that the training of a world model cannot work with, before anything is trained."""
-    check_settings(settings)
-    if objective.get("sigma", 0.5) <= 0:
-        raise UserError(f"objective.sigma={objective['sigma']}; it must be above 0")
-    if settings.batch_size % (settings.window * settings.starts_per_episode * processes):
-        raise UserError(
-            f"trainer.batch_size={settings.batch_size} is no multiple of window x starts_per_episode x processes = "
-            f"{settings.window * settings.starts_per_episode * processes}"
-        )
-    if int(data.lengths.max()) < settings.window:
-        raise UserError(
-            f"trainer.window={settings.window}, but the longest episode has {int(data.lengths.max())} transitions"
-        )
-    inside = settings.window * settings.starts_per_episode
-    if objective.get("in_episode", 0.0) > 0.0 and inside < 2:
-        raise UserError(
-            "objective.in_episode needs several steps of an episode in a batch; set trainer.starts_per_episode=4"
-        )
 
 
 def _refuse_non_finite(first_bad: int, run: Path) -> None:

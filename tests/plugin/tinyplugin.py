@@ -5,6 +5,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from worldmodels.core import Capabilities
+
 
 class Lamp(gym.Env):
     """A lamp in one of nine places; the action moves it left or right."""
@@ -46,6 +48,8 @@ def register():
 
 class RunningMean(nn.Module):
     """A core that remembers a running mean of its tokens: mixes them in, reads them out."""
+
+    capabilities = Capabilities()
 
     def __init__(self, token_size, num_slots, slot_size, *, rate=0.5):
         super().__init__()

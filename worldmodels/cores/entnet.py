@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core import State, Tokens, at_least_one, present
+from ..core import Capabilities, State, Tokens, at_least_one, present
 
 KEYS = ("free", "tied")
 
@@ -39,6 +39,8 @@ class EntNet(nn.Module):
         normalise: equation 5; the paper's simple variant goes without.
         biases: the authors' code, see above.
     """
+
+    capabilities = Capabilities(starts_from_slots=True)
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ..attention import hide
-from ..core import State, Tokens, at_least_one, present
+from ..core import Capabilities, State, Tokens, at_least_one, present
 from ..grouped import lstm_update
 
 WRITE = ("after", "before")
@@ -45,6 +45,8 @@ class ESBN(nn.Module):
         capacity: pairs the memory holds; the oldest is overwritten.
         write: "after" or "before", see above.
     """
+
+    capabilities = Capabilities(one_vector=True, transition=False)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ Kipf, van der Pol & Welling 2020, "Contrastive Learning of Structured World Mode
 import torch
 from torch import Tensor, nn
 
-from ..core import State, Tokens
+from ..core import Capabilities, State, Tokens
 
 
 class GNN(nn.Module):
@@ -31,6 +31,8 @@ class GNN(nn.Module):
         hidden_size: width of both networks; 512 in the paper.
         edge_actions: whether edges see the attached actions.
     """
+
+    capabilities = Capabilities(memory=False)
 
     def __init__(
         self, token_size: int, num_slots: int, slot_size: int, *, hidden_size: int = 512, edge_actions: bool = False

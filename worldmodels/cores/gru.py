@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core import State, Tokens, last_steps, present
+from ..core import Capabilities, State, Tokens, last_steps, present
 from ..grouped import gru_update
 
 
@@ -65,6 +65,8 @@ class GRU(nn.Module):
         slot_size: D of this core; as a world model's transition it may differ from the encoder's.
         num_tokens: N; None for as many as slots.
     """
+
+    capabilities = Capabilities(one_vector=True)
 
     def __init__(self, token_size: int, num_slots: int, slot_size: int, *, num_tokens: int | None = None):
         super().__init__()

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from ..core import State, Tokens, present
+from ..core import Capabilities, State, Tokens, present
 
 
 class MLP(nn.Module):
@@ -15,6 +15,8 @@ class MLP(nn.Module):
         hidden_size: width.
         num_tokens: N; None for as many as slots.
     """
+
+    capabilities = Capabilities(memory=False)
 
     def __init__(
         self, token_size: int, num_slots: int, slot_size: int, *, hidden_size: int = 512, num_tokens: int | None = None

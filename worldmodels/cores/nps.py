@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import hard_choice, hide
-from ..core import State, Tokens, above_zero, at_least_one, present
+from ..core import Capabilities, State, Tokens, above_zero, at_least_one, present
 from ..grouped import GroupedMLP
 
 RULES_SEE = ("token", "slot")
@@ -103,6 +103,8 @@ class SNPS(nn.Module):
         temperature: of the Gumbel softmax; 1 in the paper.
         score_dropout: probability of dropping a (slot, rule) score in training; 0.35 in the paper's arithmetic task.
     """
+
+    capabilities = Capabilities(memory=False, rules=True)
 
     def __init__(
         self,
@@ -199,6 +201,8 @@ class PNPS(nn.Module):
         rules_see: what a rule's MLP sees of a slot: the "token", or the "slot" without what is attached to it.
         temperature: of the Gumbel softmax; 1 in the paper.
     """
+
+    capabilities = Capabilities(memory=False, rules=True)
 
     def __init__(
         self,
@@ -298,6 +302,8 @@ class RoutingNPS(nn.Module):
         rules_see: what a rule's MLP sees of a slot: the "token", or the "slot" without what is attached to it.
         temperature: of the Gumbel softmax.
     """
+
+    capabilities = Capabilities(memory=False, rules=True)
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import Communication, join_heads, most, over_heads, scores, split_heads, with_null
-from ..core import State, Tokens, at_least_one, present
+from ..core import Capabilities, State, Tokens, at_least_one, present
 from ..grouped import GroupedGRUCell, GroupedLinear, GroupedLSTMCell, gru_update, lstm_update
 
 
@@ -48,6 +48,8 @@ class RIMs(nn.Module):
         num_tokens: N, if it is known to be 1: the same function, faster, because what the modules' cells make of a single
             token's value is computed for the whole sequence at once.
     """
+
+    capabilities = Capabilities(starts_from_slots=True)
 
     def __init__(
         self,

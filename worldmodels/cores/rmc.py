@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import join_heads, scores, split_heads
-from ..core import State, Tokens, at_least_one, present
+from ..core import Capabilities, State, Tokens, at_least_one, present
 from ..grouped import GroupedLinear, GroupedMLP
 
 
@@ -134,6 +134,8 @@ class RMC(nn.Module):
         key_size: of a head; None for ``D / num_heads``.
         mlp_size: of the MLP's hidden layer; None for D.
     """
+
+    capabilities = Capabilities(starts_from_slots=True)
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import embed_position, join_heads, over_heads, spherical_kernel, split_heads
-from ..core import State, Tokens, at_least_one, present
+from ..core import Capabilities, State, Tokens, at_least_one, present
 from ..grouped import GroupedGRUCell, GroupedLinear
 from .rmc import RelationalMemory, identity_rows
 
@@ -225,6 +225,8 @@ class S2GRU(_S2RM):
         normalise: see the departures above.
     """
 
+    capabilities = Capabilities(starts_from_slots=True, places=True)
+
     def __init__(
         self,
         token_size: int,
@@ -299,6 +301,8 @@ class S2RMC(_S2RM):
         memory_heads: of its attention; 4 in the paper.
         memory_size: of a row; None for 64 a head, as in the paper.
     """
+
+    capabilities = Capabilities(places=True)
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ from ..attention import (
     split_heads,
     with_null,
 )
-from ..core import State, Tokens, above_zero, at_least_one, present
+from ..core import Capabilities, State, Tokens, above_zero, at_least_one, present
 from ..grouped import gru_update, lstm_update
 from .nps import PNPS, SNPS
 
@@ -84,6 +84,8 @@ class SCOFF(nn.Module):
         num_stages: rule applications a step, of "snps" and "pnps".
         dropout: of what is read and heard, in training; 0.1 in the paper's experiments.
     """
+
+    capabilities = Capabilities(starts_from_slots=True)
 
     def __init__(
         self,

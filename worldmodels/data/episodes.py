@@ -105,6 +105,15 @@ class Episodes:
             step=step,
         )
 
+    def frames(self, index: Int[Tensor, " E"]) -> tuple[Tensor, Tensor]:
+        """Where the frames of these episodes lie: which are there and their rows, ``(E, longest + 1)`` both.
+
+        Beyond an episode's end its last row is repeated.
+        """
+        lengths = self.lengths[index]
+        time = torch.arange(int(lengths.max()) + 1, device=self.device)
+        return time <= lengths[:, None], self.starts[index][:, None] + torch.minimum(time, lengths[:, None])
+
     def save(self, path: str | Path) -> None:
         """Write to a folder, aside first and renamed when whole."""
         with EpisodesWriter(path, self.about) as writer:
@@ -246,3 +255,65 @@ class EpisodesWriter:
         except OSError:
             if not (self.path / MANIFEST).is_file():  # else another process has just written the same data
                 raise
+
+
+def draw_paths(
+    episodes: Episodes,
+    batch_size: int,
+    window: int,
+    starts_per_episode: int,
+    *,
+    time_aligned: bool,
+    generator: torch.Generator,
+) -> Paths:
+    """A batch of windows: ``batch_size / window`` of them, ``starts_per_episode`` from each episode drawn.
+
+    Episodes are drawn with replacement in proportion to their windows; the starts within one are different steps while it has
+    enough. ``time_aligned`` uses the same starts in all episodes.
+
+    Departure: C-SWM's authors pass through the data in shuffled epochs; we draw with replacement, because a batch then
+    is a function of the generator alone and a killed run resumes exactly.
+
+    Args:
+        episodes: the data.
+        batch_size: transitions.
+        window: transitions in a row.
+        starts_per_episode: windows of each episode.
+        time_aligned: same starts everywhere.
+        generator: source of the draws, on the data's device.
+    """
+    episode, step = draw_starts(
+        episodes,
+        max(1, batch_size // (window * starts_per_episode)),
+        window,
+        starts_per_episode=starts_per_episode,
+        time_aligned=time_aligned,
+        generator=generator,
+    )
+    return episodes.paths_unchecked(episode, step, window)
+
+
+def draw_starts(
+    episodes: Episodes,
+    groups: int,
+    window: int,
+    *,
+    starts_per_episode: int = 1,
+    time_aligned: bool = False,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Where ``groups`` x ``starts_per_episode`` windows begin: episodes and steps; see ``draw_paths``."""
+    possible = (episodes.lengths - window + 1).clamp(min=0)
+    S = starts_per_episode
+    episode = torch.multinomial(possible.double(), groups, replacement=True, generator=generator)
+    count = possible[episode]
+    if time_aligned:
+        count = count.min().expand(groups)
+    # S different starts in order: S draws from the starts that S - 1 gaps of one leave, and the gaps put back.
+    fraction = (
+        torch.rand(1 if time_aligned else groups, S, generator=generator, device=episodes.device).sort(dim=1).values
+    )
+    room = (count - S + 1).clamp(min=1)[:, None]
+    step = (fraction * room).long().clamp(max=room - 1) + torch.arange(S, device=episodes.device)
+    step = step.minimum(count[:, None] - 1)
+    return episode.repeat_interleave(S), step.flatten()

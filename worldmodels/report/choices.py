@@ -5,19 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.colors
-import matplotlib.figure
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import RecurrentCore, State, Tokens, reset_where
-from ..evaluation import Encoded
-from ..world_model import WorldModel, attach
-from .figures import COLORS, save
+from .figures import COLORS, blank, rgb, save
 
 _PALE = np.array([0.94, 0.94, 0.94])
-_DARK = np.array(matplotlib.colors.to_rgb(COLORS[0]))
+_DARK = rgb(COLORS[0])
 
 
 @torch.no_grad()
@@ -88,7 +84,7 @@ def choice_map(explained: Mapping[str, Tensor], num_slots: int, path: Path) -> P
     T = len(next(iter(parts.values())))
     stages = parts["rule"].shape[1] if "rule" in parts else 1
     heights = [0.36 * rows + 0.7 for rows, _ in panels]
-    figure = matplotlib.figure.Figure(figsize=(max(5.0, 0.42 * T * stages + 1.6), sum(heights)), layout="constrained")
+    figure = blank(max(5.0, 0.42 * T * stages + 1.6), sum(heights), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     for axis, (_, draw) in zip(axes, panels, strict=True):
         draw(axis)
@@ -115,7 +111,7 @@ def _rules(axis: Any, parts: Mapping[str, Tensor], K: int) -> None:
     grid = np.tile(_PALE, (K, T * stages, 1))
     for t, s, k in (rule >= 0).nonzero().tolist():
         chosen, looked, column = int(rule[t, s, k]), int(context[t, s, k]), t * stages + s
-        grid[k, column] = matplotlib.colors.to_rgb(COLORS[chosen % 8])
+        grid[k, column] = rgb(COLORS[chosen % 8])
         axis.text(column, k, str(chosen), ha="center", va="center", color="white", fontsize=8)
         if looked != k:
             axis.plot([column, column], [k, looked], color="#555555", lw=0.8, alpha=0.6, zorder=2)
@@ -133,7 +129,7 @@ def _schemata(axis: Any, schema: Tensor, active: Tensor | None) -> None:
     for t in range(T):
         for k in range(K):
             faded = active is not None and not bool(active[t, k])
-            color = np.array(matplotlib.colors.to_rgb(COLORS[int(schema[t, k]) % 8]))
+            color = rgb(COLORS[int(schema[t, k]) % 8])
             grid[k, t] = 0.15 * color + 0.85 * _PALE if faded else color
             if not faded:
                 axis.text(t, k, str(int(schema[t, k])), ha="center", va="center", color="white", fontsize=8)
@@ -158,7 +154,7 @@ def _attention(axis: Any, weights: Tensor, title: str, row: str) -> None:
         return
     largest, index = weights.max(-1)
     share = largest.clamp(0, 1).T.numpy()[..., None]
-    palette = np.array([matplotlib.colors.to_rgb(color) for color in COLORS])
+    palette = np.array([rgb(color) for color in COLORS])
     axis.imshow(share * palette[index.T.numpy() % 8] + (1 - share) * _PALE, aspect="auto")
     for t in range(T):
         for k in range(K):
@@ -168,20 +164,8 @@ def _attention(axis: Any, weights: Tensor, title: str, row: str) -> None:
     _ticks(axis, T, K, row, title)
 
 
-def choices(model: WorldModel, seen: Encoded, path: Path, *, episode: int = 0) -> Path | None:
-    """The choice map of a world model along a test episode, seen with its true slots; None if its core chooses nothing."""
-    steps = seen.burn_in + len(seen.imagined)
-    slots = seen.slots[episode : episode + 1, :steps].transpose(0, 1)  # (T, 1, K, D)
-    actions = seen.episodes.arrays["actions"][seen.rows[episode, :steps]][:, None].to(slots.device)
-    return choice_map(explain(model, slots, actions), model.core.num_slots, path)
-
-
-@torch.no_grad()
-def explain(model: WorldModel, slots: Tensor, actions: Tensor) -> dict[str, Tensor]:
-    """What a world model's core chooses along one trajectory of slots ``(T, 1, K, D)``, every entry ``(T, ...)``."""
-    tokens = Tokens(attach(slots, actions, model.action, model.action_to))
-    if model.memory == "carry":
-        explained = trace(model.core, tokens, model.initial_state(slots[0]))
-        return {name: part[:, 0] for name, part in explained.items()}
-    tokens = model.core.prepare(tokens.at((slice(None), 0)))  # every step has a state of its own: steps are rows
-    return model.core.explain(tokens, model.initial_state(slots[:, 0]))
+def draw_choices(core: RecurrentCore, tokens: Tokens, folder: Path) -> list[Path]:
+    """The choice map of a core over one sequence of tokens ``(T, 1, ...)``; none if it chooses nothing."""
+    chosen = trace(core, tokens, core.initial_state(1))
+    drawn = choice_map({name: part[:, 0] for name, part in chosen.items()}, core.num_slots, folder / "choices.png")
+    return [drawn] if drawn else []

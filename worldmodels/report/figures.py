@@ -1,49 +1,33 @@
-"""Pictures of runs, drawn with matplotlib and written to PNG files."""
+"""What all pictures share: colours, an empty figure, lines against steps, and PNG files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.figure
 import numpy as np
-import torch
-from torch import Tensor
 
-from ..errors import UserError
-from ..evaluation import Encoded
-from ..metrics import hits, ranks, reciprocal_ranks
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-REFERENCES = 1000  # test episodes whose frames a predicted state may be shown as
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")
 
 
-def save(figure: matplotlib.figure.Figure, path: Path) -> Path:
+def blank(width: float | int, height: float | int, **options: Any) -> "Figure":
+    """An empty figure, in inches; matplotlib is imported here, because it takes a second that most commands do not need."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), **options)
+
+
+def rgb(color: str) -> np.ndarray:
+    """A colour like "#0072b2" as three numbers from 0 to 1."""
+    return np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+
+
+def save(figure: "Figure", path: Path) -> Path:
     """Write a figure to a PNG file and return its path."""
     figure.savefig(path, dpi=120, bbox_inches="tight")
     return path
-
-
-def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Learning curves: the two terms of the loss, and H@1 at each horizon where it was evaluated on the way."""
-    names = {name for line in metrics for name in line if name.startswith(("wm/hits@1/", "wm/in_episode"))}
-    scored = sorted(names, key=lambda name: (name.split("/h")[0], int(name.rpartition("/h")[2])))
-    figure = matplotlib.figure.Figure(figsize=(10, 3.6) if scored else (5.5, 3.6))
-    axes = figure.subplots(1, 2 if scored else 1, squeeze=False)[0]
-    for name, label, color in (("wm/loss_pos", "positive", COLORS[0]), ("wm/loss_neg", "negative", COLORS[1])):
-        axes[0].plot(*series(metrics, name), label=label, color=color)
-    axes[0].set(xlabel="gradient step", ylabel="loss", yscale="log", title="contrastive loss")
-    axes[0].legend(frameon=False)
-    if scored:
-        for i, name in enumerate(scored):
-            kind, _, h = name.removeprefix("wm/").rpartition("/h")
-            inside = kind.startswith("in_episode")
-            label = f"{h} step{'s' * (h != '1')}{', in-episode' * inside}"
-            axes[1].plot(
-                *series(metrics, name), label=label, color=COLORS[i % 8], ls="--" if inside else "-", marker="."
-            )
-        axes[1].set(xlabel="gradient step", ylabel="H@1", ylim=(0, 1.02), title="held-out episodes")
-        axes[1].legend(frameon=False, fontsize=8)
-    return save(figure, path)
 
 
 def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
@@ -52,75 +36,32 @@ def series(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], 
     return [line["step"] for line in lines], [line[name] for line in lines]
 
 
-def horizons(seen: Encoded, name: str, path: Path) -> Path:
-    """H@1 and MRR against the horizon, beside the latent copy."""
-    figure = matplotlib.figure.Figure(figsize=(9, 3.4))
-    axes = figure.subplots(1, 2, sharey=True)
-    at = range(1, len(seen.imagined) + 1)
-    first = seen.burn_in
-    now = seen.slots[:, first]
-    for axis, measure, title in (
-        (axes[0], lambda r: float(hits(r, 1).mean()), "H@1"),
-        (axes[1], lambda r: float(reciprocal_ranks(r).mean()), "MRR"),
-    ):
-        predicted = [measure(ranks(seen.imagined[h - 1], seen.slots[:, first + h])) for h in at]
-        copied = [measure(ranks(now, seen.slots[:, first + h])) for h in at]
-        axis.plot(at, predicted, marker="o", color=COLORS[0], label=name)
-        axis.plot(at, copied, marker="s", color=COLORS[1], ls="--", label="latent copy")
-        axis.set(xlabel="steps ahead", title=title, ylim=(0, 1.02))
-    axes[0].legend(frameon=False)
-    figure.suptitle(f"among {len(now)} test episodes", fontsize=9)
-    return save(figure, path)
+def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
+    """Learning curves of a task: the loss in training, and the scores of the evaluations on the way; none without metrics."""
+    if not metrics:
+        return []
+    names = sorted({name for line in metrics for name in line if name.startswith("task/score/")})
+    figure = blank(10 if names else 5.5, 3.6)
+    axes = figure.subplots(1, 2 if names else 1, squeeze=False)[0]
+    axes[0].plot(*series(metrics, "task/loss"), color=COLORS[0])
+    axes[0].set(xlabel="gradient step", ylabel="loss", yscale="log", title="training")
+    for i, name in enumerate(names):
+        label, ls = name.removeprefix("task/score/"), "-" if i < 4 else "--"
+        axes[1].plot(*series(metrics, name), label=label, color=COLORS[i % 4], ls=ls, marker=".")
+    if names:
+        axes[1].set(xlabel="gradient step", title="test data")
+        axes[1].legend(frameon=False, fontsize=8)
+    return [save(figure, path)]
 
 
-def rollout(seen: Encoded, path: Path, *, episode: int = 0) -> Path:
-    """A true episode above what the model imagines of it, each imagined state shown as the test frame nearest to it.
-
-    Observations that are no pictures are drawn as lines: true states and nearest test states.
-    """
-    if episode >= len(seen.index):
-        raise UserError(f"there is no episode {episode}; {len(seen.index)} test episodes are long enough to be drawn")
-    steps, first = len(seen.imagined), seen.burn_in
-    references = seen.slots[seen.present.to(seen.slots.device)].flatten(1).double()
-    rows = seen.rows[seen.present]
-    imagined = seen.imagined[:, episode].flatten(1).double()
-    nearest = rows[torch.cdist(imagined, references).argmin(1).to(rows.device)]
-    frames = seen.episodes.arrays["observations"]
-    true, shown = frames[seen.rows[episode, first : first + steps + 1]], frames[nearest]
-    right = [bool((a == b).all()) for a, b in zip(true[1:], shown, strict=True)]
-    if true.dim() != 4:
-        return save(_lines(true, torch.cat([true[:1], shown])), path)
-    figure = matplotlib.figure.Figure(figsize=(1.15 * (steps + 1), 2.6))
-    axes = figure.subplots(2, steps + 1)
-    for t in range(steps + 1):
-        axes[0, t].imshow(_rgb(true[t]))
-        axes[0, t].set_title(f"t={t}", fontsize=8)
-        axes[1, t].imshow(_rgb(true[0] if t == 0 else shown[t - 1]))
-        for row in range(2):
-            axes[row, t].set(xticks=[], yticks=[])
-            for spine in axes[row, t].spines.values():
-                wrong = row == 1 and t > 0 and not right[t - 1]
-                spine.set(color="#d55e00" if wrong else "#bbbbbb", linewidth=2 if wrong else 1)
-    axes[0, 0].set_ylabel("true", fontsize=9)
-    axes[1, 0].set_ylabel("imagined", fontsize=9)
-    note = f"imagined states shown as the nearest of {len(rows):,} test frames; orange: another state than the true one"
-    figure.text(0.5, 0.0, note, ha="center", fontsize=8)
-    return save(figure, path)
-
-
-def _rgb(frame: Tensor) -> np.ndarray:
-    """The last three channels as colours, or the last one as grey."""
-    picture = frame.cpu().numpy()
-    return picture[..., -3:] if picture.shape[-1] >= 3 else np.repeat(picture[..., -1:], 3, axis=-1)
-
-
-def _lines(true: Tensor, shown: Tensor) -> matplotlib.figure.Figure:
-    true, shown = true.reshape(len(true), -1).cpu(), shown.reshape(len(shown), -1).cpu()
-    figure = matplotlib.figure.Figure(figsize=(7, 3.4))
+def against(
+    x: Sequence[int], lines: Mapping[str, Sequence[float]], x_label: str, y_label: str, path: Path, *, log: bool = True
+) -> Path:
+    """Lines of errors, the model's first."""
+    figure = blank(5.5, 3.6)
     axis = figure.subplots()
-    for i in range(min(true.shape[1], 8)):
-        axis.plot(true[:, i], color=COLORS[i], label=f"feature {i}")
-        axis.plot(shown[:, i], color=COLORS[i], ls="--")
-    axis.set(xlabel="step", title="true (solid) and imagined, as the nearest test state (dashed)")
-    axis.legend(frameon=False, fontsize=7)
-    return figure
+    for i, (name, values) in enumerate(lines.items()):
+        axis.plot(x, values, label=name, color=COLORS[i], ls="-" if i == 0 else "--", marker="o" if i == 0 else None)
+    axis.set(xlabel=x_label, ylabel=y_label, yscale="log" if log else "linear")
+    axis.legend(frameon=False)
+    return save(figure, path)

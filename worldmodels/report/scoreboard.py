@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..config import offered
 from ..cores import CORES
 from ..errors import UserError, nearest
 from ..logging import SECONDS, read_metrics
 from ..metrics import probability_of_improvement, seeds_interval
+from ..plugins import offered
 from ..run import CONFIG, EVALUATION, is_agent, read_config
+from ..tasks import TASKS
 
 BASELINES = ("gnn", "gru", "lstm")
 ENOUGH_SEEDS = 5  # for a bootstrap; fewer are listed
@@ -244,7 +245,7 @@ def _config(path: Path) -> dict[str, Any]:
             f"{path} is an agent's run; use 'worldmodels evaluate-agent' or 'worldmodels compare runs=[...]'"
         )
     config = read_config(path)
-    if config["task"]:
+    if config["task"] and config["task"]["_target_"] != TASKS["transitions"]["_target_"]:
         raise UserError(f"{path} is the run of a task; a table of those is made by 'worldmodels compare runs=[...]'")
     return config
 

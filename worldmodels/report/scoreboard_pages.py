@@ -8,13 +8,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
 from ..checkpoints import write_aside
-from .figures import COLORS, save
+from .figures import COLORS, blank, save
 from .scoreboard import BASELINES, ENOUGH_SEEDS, Row, Scoreboard, Section, Statistic, as_text, fewer
 
 
@@ -257,7 +256,7 @@ def figure(board: Scoreboard, path: Path) -> Path:
     """
     sizes = [0.42 * len(section.rows) + 1.3 for section in board.sections]
     most = max(len(section.horizons) for section in board.sections)
-    drawn = matplotlib.figure.Figure(figsize=(3.1 * most + 2.0, sum(sizes)))
+    drawn = blank(3.1 * most + 2.0, sum(sizes))
     panels: Any = drawn.subfigures(len(sizes), 1, squeeze=False, height_ratios=sizes)
     for part, section, size in zip(panels[:, 0], board.sections, sizes, strict=True):
         axes = part.subplots(1, len(section.horizons), sharey=True, squeeze=False)[0]

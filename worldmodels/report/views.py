@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.colors
-import matplotlib.figure
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..attention import embed_position
 from ..losses import UNIT_TYPES, polar_parts, polar_truth
-from .figures import COLORS, save
+from .figures import COLORS, blank, rgb, save
 
 _SHORT = ("ma", "md", "me", "st", "ze", "co", "hy", "zl", "ba")  # the nine types, as letters in a picture
 
@@ -20,7 +18,7 @@ _SHORT = ("ma", "md", "me", "st", "ze", "co", "hy", "zl", "ba")  # the nine type
 def against_share(views: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) -> Path:
     """Every measure against the share of the views that report, a line for each variant."""
     measures = list(next(iter(next(iter(views.values())).values())))
-    figure = matplotlib.figure.Figure(figsize=(3.6 * len(measures), 3.4))
+    figure = blank(3.6 * len(measures), 3.4)
     axes = figure.subplots(1, len(measures), squeeze=False)[0]
     for axis, measure in zip(axes, measures, strict=True):
         for i, (variant, by_share) in enumerate(views.items()):
@@ -35,7 +33,7 @@ def against_share(views: Mapping[str, Mapping[str, Mapping[str, float]]], path: 
 
 def against_removed(removed: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) -> Path:
     """The first measure against the number of modules taken away, a line for each variant (the paper's figure 7)."""
-    figure = matplotlib.figure.Figure(figsize=(5, 3.4))
+    figure = blank(5, 3.4)
     axis = figure.subplots()
     for i, (variant, by_count) in enumerate(removed.items()):
         measure = next(iter(next(iter(by_count.values()))))
@@ -66,7 +64,7 @@ def enclaves(core: Any, extent: tuple[float, float], scale: float, path: Path) -
     M = len(maps)
     columns = min(5, M)
     lines = -(-M // columns)
-    figure = matplotlib.figure.Figure(figsize=(1.7 * columns + 4, max(1.9 * lines, 3.6)))
+    figure = blank(1.7 * columns + 4, max(1.9 * lines, 3.6))
     panels: Any = figure.subfigures(1, 2, width_ratios=(1.7 * columns, 4))
     left, right = panels
     grid = left.subplots(lines, columns, squeeze=False).flatten()
@@ -104,7 +102,7 @@ def rollouts(shown: Mapping[str, tuple[Tensor, Tensor]], path: Path, *, every: i
         every: of how many steps one is shown.
     """
     steps = list(range(0, len(next(iter(shown.values()))[0]), every))
-    figure = matplotlib.figure.Figure(figsize=(0.95 * len(steps) + 0.8, 2.0 * len(shown)))
+    figure = blank(0.95 * len(steps) + 0.8, 2.0 * len(shown))
     axes = figure.subplots(2 * len(shown), len(steps), squeeze=False)
     for i, (variant, pair) in enumerate(shown.items()):
         for row, (name, frames) in enumerate(zip((variant, "imagined"), pair, strict=True)):
@@ -121,7 +119,7 @@ def rollouts(shown: Mapping[str, tuple[Tensor, Tensor]], path: Path, *, every: i
 
 def along_rollout(rollout: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> Path:
     """Balanced accuracy of the stitched frames along a rollout, beside a copy of the last frame seen."""
-    figure = matplotlib.figure.Figure(figsize=(5.5, 3.4))
+    figure = blank(5.5, 3.4)
     axis = figure.subplots()
     for i, (variant, lines) in enumerate(rollout.items()):
         at = range(1, len(lines["model"]) + 1)
@@ -145,7 +143,7 @@ def polar_pair(truth: Tensor, said: Tensor, path: Path, *, count: int = 4) -> Pa
         count: how many views, spread over all M.
     """
     chosen = torch.linspace(0, len(truth) - 1, min(count, len(truth))).long()
-    figure = matplotlib.figure.Figure(figsize=(3.1 * len(chosen), 6.6))
+    figure = blank(3.1 * len(chosen), 6.6)
     axes = figure.subplots(2, len(chosen), squeeze=False, subplot_kw={"projection": "polar"})
     friendly, types, hecs = polar_truth(truth[chosen.to(truth.device)].cpu())
     ground = truth[chosen.to(truth.device)].cpu()[:, -1] if truth.shape[1] >= 15 else torch.zeros_like(friendly)
@@ -171,7 +169,7 @@ def _disc(axis: Any, ground: Tensor, friendly: Tensor, types: Tensor, health: Te
     radii = np.concatenate([[0.0], np.arange(rings) + 0.5])
     axis.pcolormesh(angles, radii, ground.numpy(), cmap="Greys", vmin=-0.3, vmax=2.0, shading="flat")
     for i, j in (types < UNIT_TYPES).nonzero().tolist():
-        color = np.array(matplotlib.colors.to_rgb(COLORS[0] if friendly[i, j] else COLORS[1]))
+        color = rgb(COLORS[0] if friendly[i, j] else COLORS[1])
         strength = 0.35 + 0.65 * float(health[i, j].clamp(0, 1)) ** 0.5
         axis.scatter(
             j * 2 * np.pi / directions,

@@ -7,20 +7,18 @@ A sequence of views is read step by step. The slots after step t answer what wil
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from .attention import embed_position
-from .core import RecurrentCore, State, Tokens, unroll
-from .cores.s2rm import S2GRU, S2RMC
-from .data.views import Views
-from .decoders import ViewDecoder
-from .encoders import ViewEncoder, pixels
-from .errors import UserError
-
-SPATIAL = (S2GRU, S2RMC)  # the cores that know where
+from ..attention import embed_position
+from ..core import RecurrentCore, SpatialCore, State, Tokens, unroll
+from ..data.views import Views
+from ..decoders import ViewDecoder
+from ..encoders import ViewEncoder, pixels
+from ..errors import UserError
 
 
 class ViewModel(nn.Module):
@@ -38,7 +36,7 @@ class ViewModel(nn.Module):
         self.core: RecurrentCore
         self.encoder, self.core, self.decoder, self.scale = encoder, core, decoder, scale
         self.num_slots, self.slot_size = core.num_slots, core.slot_size
-        self.has_memory = bool(core.initial_state(1))
+        self.has_memory = core.capabilities.memory
 
     def _encoded(self, views: Views) -> Tensor:
         """Vectors of the views ``(..., N, F)``, zeros for absent ones, which cost nothing."""
@@ -151,8 +149,7 @@ class SpatialModel(ViewModel):
 
     def query(self, slots: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """``O = D(d)``, ``d = sum_m Z(P(x), p_m) h_m``."""
-        assert isinstance(self.core, SPATIAL)
-        answers = self.core.answer(slots, self.scale * _zero_where_absent(positions, mask))
+        answers = cast(SpatialCore, self.core).answer(slots, self.scale * _zero_where_absent(positions, mask))
         assert self.decoder is not None
         places = self._places(positions[mask]) if self.decoder.place_size else None
         return self.decoder(answers[mask], places)
@@ -274,7 +271,7 @@ def view_model(
         placed: give the encoder and decoder around an S2RM core the places as well, see ``SpatialModel``.
 
     Raises:
-        UserError: an S2RM core that was built without positions, a core that cannot read one token.
+        UserError: an S2RM core that was built without positions, a core without a state of several slots.
     """
 
     def decoder(size: int, places: int) -> ViewDecoder | None:
@@ -283,18 +280,16 @@ def view_model(
         said_shape = (said_channels, *seen_shape[1:])
         return ViewDecoder(size, said_shape, channels=channels, place_size=places, polar=polar)
 
-    if isinstance(core, SPATIAL):
-        if core.position_size is None:
+    if core.capabilities.places:
+        if cast(SpatialCore, core).position_size is None:
             raise UserError("views have positions; leave core.position_size out, or set it to 2")
         places = place_size if placed else 0
         encoder = ViewEncoder(seen_shape, core.token_size, channels=channels, place_size=places, polar=polar)
         return SpatialModel(core, encoder, decoder(core.slot_size, places), scale)
-    with torch.no_grad():
-        tried = core(core.prepare(Tokens(torch.zeros(1, 1, core.token_size))), core.initial_state(1))[0]
-    if tried.shape[1:] != (core.num_slots, core.slot_size):
+    if not core.capabilities.memory and core.num_slots > 1:
         raise UserError(
-            f"{type(core).__name__} has a slot for every token, and the scaffold has one, the sum over views; choose "
-            "another core, such as core=s2gru or core=gru"
+            f"{type(core).__name__} has no state and changes {core.num_slots} slots, but the scaffold has one token, the sum "
+            "over views; set core.num_slots=1, or choose another core, such as core=s2gru or core=gru"
         )
     encoder = ViewEncoder(seen_shape, core.token_size, channels=channels, place_size=place_size, polar=polar)
     return AggregateModel(core, encoder, decoder(core.num_slots * core.slot_size, place_size), scale)

@@ -8,11 +8,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .attention import scores
-from .core import RecurrentCore, State, Tokens, unroll
-from .cores.esbn import ESBN
-from .encoders import Encoder
-from .errors import UserError
+from ..attention import scores
+from ..core import RecurrentCore, State, Tokens, unroll
+from ..encoders import Encoder
+from ..errors import UserError
 
 ACTION_TO = ("slot", "copy", "full")
 MEMORY = ("none", "carry")
@@ -134,10 +133,10 @@ class WorldModel(nn.Module):
         self.core: RecurrentCore
         if memory not in MEMORY:
             raise UserError(f"memory is {memory!r}; expected one of {list(MEMORY)}")
-        if isinstance(core, ESBN):
+        if not core.capabilities.transition:
             raise UserError(
-                "esbn cannot be a world model's transition, because its controller never sees what is in the slots; choose "
-                "another core, such as core=scoff"
+                f"{type(core).__name__} cannot be a world model's transition, because what it returns does not depend on "
+                "what is in the slots; choose another core, such as core=scoff"
             )
         self.num_slots = encoder.num_slots
         self.slot_size = encoder.slot_size
@@ -149,7 +148,7 @@ class WorldModel(nn.Module):
             raise UserError(f"the core takes tokens of {core.token_size}; this world model has tokens of {token_size}")
         self.encoder = encoder
         self.core = core
-        self.has_memory = bool(core.initial_state(1))
+        self.has_memory = core.capabilities.memory
         aligned = core.num_slots == self.num_slots
         if not self.has_memory and (core.slot_size != self.slot_size or not aligned):
             raise UserError(
@@ -158,7 +157,7 @@ class WorldModel(nn.Module):
             )
         if not self.has_memory and memory == "carry":
             raise UserError(f"memory=carry needs a core with a state; {type(core).__name__} has none")
-        self.starts_from_slots = self.has_memory and aligned and _starts_from_slots(core)
+        self.starts_from_slots = aligned and core.capabilities.starts_from_slots
         self.lift: nn.Module = nn.Identity()
         if self.starts_from_slots and core.slot_size != self.slot_size:
             self.lift = nn.Linear(self.slot_size, core.slot_size)
@@ -252,10 +251,3 @@ class WorldModel(nn.Module):
         if imagine:
             return slots, self.rollout(slots[0], actions)
         return slots, self.predict(slots[:-1], actions)[0]
-
-
-def _starts_from_slots(core: RecurrentCore) -> bool:
-    """Whether the state a core makes from slots depends on them."""
-    shape = (1, core.num_slots, core.slot_size)
-    first, second = core.initial_state(1, torch.zeros(shape)), core.initial_state(1, torch.ones(shape))
-    return any(not torch.equal(first[name], second[name]) for name in first)

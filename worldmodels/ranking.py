@@ -1,4 +1,4 @@
-"""Scores of a world model on held-out episodes, beside what a copy of the present would score."""
+"""How well imagined states are told from others: ranks beside those of a copy of the present, and what slots hold."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -9,19 +9,10 @@ import torch
 from torch import Tensor
 
 from .data.episodes import Episodes
-from .errors import UserError
 from .metrics import Ranks, effective_rank, hits, mean_interval, ranks, ranks_within, reciprocal_ranks
-from .world_model import WorldModel
 
-HORIZONS = (1, 5, 10)
 MOVED_MINIMUM = 50
 _PROBE_MINIMUM = 50  # moments at which an object is seen, in either half of the episodes
-_ENCODE_BATCH = 2000
-
-
-def burn_in_steps(asked: int | None, memory: str) -> int:
-    """Steps at the start of an episode that only fill the state: as asked, else 5 for a carried one and 0 for none."""
-    return asked if asked is not None else 0 if memory == "none" else 5
 
 
 class Imagined:
@@ -36,17 +27,9 @@ class Imagined:
     """
 
     def __init__(self, episodes: Episodes, index: Tensor, burn_in: int, slots: Tensor, imagined: Tensor):
-        self.episodes, self.burn_in = episodes, burn_in
+        self.episodes, self.index, self.burn_in = episodes, index, burn_in
         self.slots, self.imagined = slots, imagined
-        self._find(index)
-
-    def _find(self, index: Tensor) -> None:
-        """Where the frames of these episodes lie."""
-        self.index = index
-        self.lengths = self.episodes.lengths[index]
-        time = torch.arange(int(self.lengths.max()) + 1, device=self.episodes.device)
-        self.present = time <= self.lengths[:, None]  # (E, longest + 1)
-        self.rows = self.episodes.starts[index][:, None] + torch.minimum(time, self.lengths[:, None])
+        self.present, self.rows = episodes.frames(index)
 
     def info(self, name: str) -> Tensor | None:
         """An info array with one entry per object, ``(E, longest + 1, objects, ...)``; None if the data have none."""
@@ -56,65 +39,8 @@ class Imagined:
         return array[self.rows]
 
 
-class Encoded(Imagined):
-    """Test episodes as a world model sees them, and what it imagines of them.
-
-    Args:
-        model: the model, set to evaluation by the caller.
-        episodes: test episodes.
-        horizon: how many steps to imagine; shorter episodes are left out.
-        burn_in: steps at the start of each episode that only fill a carried state.
-        limit: use the first so many of the episodes; None for all.
-        progress: called with (frames encoded, frames in all).
-    """
-
-    def __init__(
-        self,
-        model: WorldModel,
-        episodes: Episodes,
-        horizon: int,
-        *,
-        burn_in: int = 0,
-        limit: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ):
-        long_enough = torch.nonzero(episodes.lengths >= burn_in + horizon)[:, 0]
-        if len(long_enough) < 2:
-            raise UserError(
-                f"{len(long_enough)} test episodes reach {burn_in + horizon} steps (the longest has "
-                f"{int(episodes.lengths.max())}); give longer episodes or smaller horizons"
-            )
-        self.episodes, self.burn_in = episodes, burn_in
-        self._find(long_enough[:limit])
-        device = next(model.parameters()).device
-        real = self.rows[self.present]  # every frame once; the padding of shorter episodes is not encoded
-        slots = []
-        for start in range(0, len(real), _ENCODE_BATCH):
-            frames = episodes.arrays["observations"][real[start : start + _ENCODE_BATCH]]
-            slots.append(model.encode(frames.to(device)))
-            if progress is not None:
-                progress(min(start + _ENCODE_BATCH, len(real)), len(real))
-        self.slots = torch.zeros(*self.rows.shape, model.num_slots, model.slot_size, device=device)
-        self.slots[self.present.to(device)] = torch.cat(slots).float()  # (E, longest + 1, K, D)
-        begin, end = burn_in, burn_in + horizon
-        actions = episodes.arrays["actions"][self.rows[:, :end]].transpose(0, 1).to(device)
-        state = None
-        if burn_in:
-            state = model.predict(self.slots[:, :begin].transpose(0, 1), actions[:begin])[1]
-        self.imagined = model.rollout(self.slots[:, begin], actions[begin:], state)  # (horizon, E, K, D)
-
-
-@torch.no_grad()
-def evaluate(
-    model: WorldModel,
-    episodes: Episodes,
-    *,
-    horizons: Sequence[int] = HORIZONS,
-    burn_in: int | None = None,
-    limit: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """Hits@1 and MRR of imagined states at several horizons, with ties broken at random in expectation.
+def score(seen: Imagined, horizons: Sequence[int]) -> dict[str, Any]:
+    """The scores of imagined states at several horizons, with ties broken at random in expectation.
 
     Paths are the first ``burn_in + h`` steps of each episode. Entries, one per horizon:
 
@@ -130,31 +56,12 @@ def evaluate(
     Where the data know coordinates of objects, "probe" is what a linear readout of the slots tells of them, see ``probe``.
 
     Args:
-        model: the model; it is set to evaluation and back.
-        episodes: held-out episodes.
+        seen: test episodes and what is imagined of them.
         horizons: steps ahead.
-        burn_in: None: 0 with memory "none", 5 with "carry".
-        limit: use the first so many episodes.
-        progress: called with (frames encoded, frames in all).
 
     Returns:
-        What ``evaluation.json`` holds.
+        What ``evaluation.json`` holds, without what is known of the model.
     """
-    burn_in = burn_in_steps(burn_in, model.memory)
-    training = model.training
-    model.eval()
-    seen = Encoded(model, episodes, max(horizons), burn_in=burn_in, limit=limit, progress=progress)
-    model.train(training)
-    result = score(seen, horizons)
-    result |= {"memory": model.memory, "core": type(model.core).__name__}
-    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    result["parameters"] = sum(counts.values())
-    result["core_parameters"] = sum(count for name, count in counts.items() if name.startswith("core."))
-    return result
-
-
-def score(seen: Imagined, horizons: Sequence[int]) -> dict[str, Any]:
-    """The scores of imagined states, see ``evaluate``."""
     burn_in = seen.burn_in
     same = _numbers(seen)
     positions, moved = seen.info("positions"), seen.info("moved")

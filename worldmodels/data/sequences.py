@@ -1,5 +1,7 @@
 """The data of the sequence tasks: pure functions from a generator to tensors, a batch of sequences at a time."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -22,6 +24,24 @@ VOCABULARY = (
 STATEMENT_WORDS = 4
 QUESTIONS = torch.tensor([[_WHERE, _IS, _AGENT + agent, _ASK] for agent in range(2)])
 SHORTEST_STORY = 4
+
+
+def generator(seed: int, part: int) -> torch.Generator:
+    """The source of a fixed data set: on the CPU, so that the set is the same on every device."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + part)
+
+
+def drawn(
+    parts: tuple[Tensor, ...], batch_size: int, device: torch.device
+) -> Callable[[torch.Generator], tuple[Tensor, ...]]:
+    """Batches of a fixed data set, drawn with replacement (see ``draw_paths`` for why), gathered on the device."""
+    held = tuple(part.to(device) for part in parts)
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
+        index = torch.randint(len(held[0]), (batch_size,), generator=generator, device=device)
+        return tuple(part[index] for part in held)
+
+    return draw
 
 
 def adding(

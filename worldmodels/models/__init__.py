@@ -1,0 +1,1 @@
+"""The networks around a core, one a file."""

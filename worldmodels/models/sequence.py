@@ -1,0 +1,107 @@
+"""Networks around a core that reads a sequence, or a set of slots, and is asked for one answer."""
+
+import torch
+from torch import Tensor, nn
+
+from ..core import RecurrentCore, State, Tokens, unroll
+from ..cores.entnet import OutputModule
+from ..data import sequences as data
+
+
+class SequenceSum(nn.Module):
+    """A core that reads numbers one by one; a linear readout of all slots together after the last.
+
+    Args:
+        core: a core with a state.
+        token_size: what number and mark are embedded to.
+    """
+
+    def __init__(self, core: RecurrentCore, token_size: int):
+        super().__init__()
+        self.core: RecurrentCore
+        self.number = nn.Linear(1, token_size, bias=False)
+        self.mark = nn.Embedding(2, token_size)
+        self.core = core
+        self.readout = nn.Linear(core.num_slots * core.slot_size, 1)
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        """The sums ``(B,)`` the core makes of ``sequences (B, T, 2)``."""
+        slots, _ = self.unroll(sequences)
+        return self.sums(slots[-1])
+
+    def tokens(self, sequences: Tensor) -> Tokens:
+        """Numbers and marks as a core reads them, ``(T, B, 1, F)``."""
+        numbers, marks = sequences.transpose(0, 1).split(1, dim=-1)
+        return Tokens((self.number(numbers) + self.mark(marks[..., 0].long()))[:, :, None])
+
+    def unroll(self, sequences: Tensor) -> tuple[Tensor, State]:
+        """The slots after every number, ``(T, B, K, D)``."""
+        return unroll(self.core, self.tokens(sequences), self.core.initial_state(len(sequences)))
+
+    def sums(self, slots: Tensor) -> Tensor:
+        """The readout, ``(..., K, D)`` to ``(...)``."""
+        return self.readout(slots.flatten(-2))[..., 0]
+
+
+class SlotChange(nn.Module):
+    """Coordinates changed by a core: the input of each slot plus the core's change.
+
+    Args:
+        core: a core without state, whose tokens are (input, output) and whose slots are the inputs.
+    """
+
+    def __init__(self, core: RecurrentCore):
+        super().__init__()
+        self.core: RecurrentCore
+        self.core = core
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Predicted outputs ``(B, 2, 2)`` for ``tokens (B, 2, 4)``."""
+        change, _ = self.core(self.core.prepare(Tokens(tokens)), self.core.initial_state(len(tokens)))
+        return tokens[..., : self.core.slot_size] + change
+
+
+class StoryReader(nn.Module):
+    """A core that reads a story statement by statement, asked questions in words.
+
+    Words are looked up in one table of embeddings, in which the null symbol's is zero. A statement is a step of as many
+    tokens as it may have words, absent ones masked: EntNet sums them by its own masks (its eq. 1), the lstm and gru cores
+    read them side by side. Or every word is a step of its own. The question is summed with learned masks of its own, as the
+    EntNet authors do, and answered from the slots by EntNet's eq. 6; a linear layer makes it as long as a slot where that
+    differs.
+
+    Args:
+        core: a core with a state.
+        word_size: of an embedding.
+        reads: a step is one of the "statements", or one of the "words".
+    """
+
+    def __init__(self, core: RecurrentCore, word_size: int, reads: str):
+        super().__init__()
+        self.stride = data.STATEMENT_WORDS if reads == "words" else 1
+        self.core: RecurrentCore
+        self.questions: Tensor
+        size = core.slot_size
+        self.words = nn.Embedding(len(data.VOCABULARY), word_size, padding_idx=data.NULL)
+        nn.init.normal_(self.words.weight[1:], std=0.1)
+        self.core = core
+        self.question_masks = nn.Parameter(torch.ones(data.QUESTIONS.shape[1], word_size))
+        self.query = nn.Linear(word_size, size, bias=False) if size != word_size else nn.Identity()
+        self.answer = OutputModule(size, len(data.VOCABULARY))
+        self.register_buffer("questions", data.QUESTIONS.clone(), persistent=False)
+
+    def tokens(self, words: Tensor) -> Tokens:
+        """Words ``(T, B, 4)`` as a core reads them: their embeddings, the null symbol absent."""
+        if self.stride > 1:
+            words = words.transpose(1, 2).flatten(0, 1)[..., None]  # (4 T, B, 1)
+        return Tokens(self.words(words), mask=words != data.NULL)
+
+    def forward(self, words: Tensor, first: int) -> Tensor:
+        """Where both agents are after each statement from the ``first`` on: scores of all words ``(T - first, B, 2, V)``."""
+        slots, _ = unroll(self.core, self.tokens(words), self.core.initial_state(words.shape[1]))
+        memory = slots[self.stride - 1 :: self.stride][first:]
+        T, B, K, D = memory.shape
+        query = self.query((self.question_masks * self.words(self.questions)).sum(1))  # (2, D)
+        memory = memory[:, :, None].expand(T, B, len(query), K, D).flatten(0, 2)
+        scores: Tensor = self.answer(query.expand(T, B, *query.shape).flatten(0, 2), memory)
+        return scores.unflatten(0, (T, B, len(query)))
