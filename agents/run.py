@@ -22,7 +22,7 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.utils import LinearSchedule
 
 from .. import checkpoints
-from ..config import LoggerConfig, register
+from ..config import CONFIGS, LoggerConfig, register_cores, register_experiments
 from ..data.collect import OUR_NAMESPACE, find_spec
 from ..envs.shared import AgentCopies
 from ..errors import UserError
@@ -492,8 +492,9 @@ def load_agent(path: str | Path, *, device: str = "cpu") -> AgentRun:
 
 def register_agents() -> None:
     """Put the schema and the groups of ``train-agent`` where Hydra finds them."""
-    register(transitions=False)
     ConfigStore.instance().store(name="agent_schema", node=AgentConfig)
+    register_cores(transitions=False)
+    register_experiments(CONFIGS / "agents")
 
 
 def _reopened(path: Path) -> AgentRun:
@@ -514,7 +515,6 @@ def train_agent_command(words: Sequence[str], after: Callable[[AgentRun], None] 
         words,
         after,
         program="train-agent",
-        configs="pkg://worldmodels.configs.agents",
         prepare=register_agents,
         collect=_nothing_to_collect,
         run=train_agent_run,

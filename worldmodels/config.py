@@ -5,6 +5,8 @@ their signatures, so every option can be set by name and an unknown one is an er
 """
 
 from dataclasses import dataclass, field
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -19,6 +21,9 @@ from .losses import contrastive
 from .plugins import constructor_options, offered, options_of
 from .tasks import TASKS
 from .training import TrainerSettings
+
+CONFIGS = files("worldmodels.configs")
+SIZES = ("smoke", "cpu", "paper")
 
 
 @dataclass
@@ -95,32 +100,81 @@ class TrainConfig:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
-def register(*, transitions: bool = True) -> None:
-    """Put schema and groups where Hydra finds them.
+def register() -> None:
+    """Put what ``train`` composes where Hydra finds it."""
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=TrainConfig)
+    register_cores(transitions=True)
+    for name, entry in offered("encoders", ENCODERS).items():
+        node = {"num_slots": 5, "slot_size": 4, **constructor_options(entry["_target_"]), **entry}
+        store.store(group="encoder", name=name, node=node)
+    store.store(group="encoder", name="custom", node={"_target_": MISSING, "num_slots": 5, "slot_size": 4})
+    for name, entry in offered("tasks", TASKS).items():
+        store.store(group="task", name=name, node={**constructor_options(entry["_target_"]), **entry})
+    store.store(group="task", name="none", node=TASKS["transitions"])  # its older name
+    draws = ("episode", "step", "generator")
+    objective = {name: value for name, value in options_of(contrastive).items() if name not in draws}
+    store.store(group="objective", name="contrastive", node=objective)
+    for name, node in _read(CONFIGS / "env.yaml").items():
+        store.store(group="env", name=name, node=node)
+    register_experiments(CONFIGS)
+
+
+def register_cores(*, transitions: bool) -> None:
+    """Put the cores and their options where Hydra finds them.
 
     Args:
         transitions: cores begin with the sizes of a world model's transition.
     """
     store = ConfigStore.instance()
-    store.store(name="train_schema", node=TrainConfig)
+    sizes = {"num_slots": None, "slot_size": None}
     for name, entry in offered("cores", CORES).items():
-        node = {"num_slots": None, "slot_size": None, **constructor_options(entry["_target_"]), **entry}
-        node |= {} if transitions else {"slot_size": None}
-        store.store(group="core", name=name, node=node)
-    for name, entry in offered("encoders", ENCODERS).items():
-        node = {"num_slots": 5, "slot_size": 4, **constructor_options(entry["_target_"]), **entry}
-        store.store(group="encoder", name=name, node=node)
-    for name, entry in offered("tasks", TASKS).items():
-        store.store(group="task", name=name, node={**constructor_options(entry["_target_"]), **entry})
-    store.store(group="task", name="none", node=TASKS["transitions"])  # its older name
-    for group, sizes in (
-        ("core", {"num_slots": None, "slot_size": None}),
-        ("encoder", {"num_slots": 5, "slot_size": 4}),
-    ):
-        store.store(group=group, name="custom", node={"_target_": MISSING, **sizes})
-    draws = ("episode", "step", "generator")
-    objective = {name: value for name, value in options_of(contrastive).items() if name not in draws}
-    store.store(group="objective", name="contrastive", node=objective)
+        node = {**sizes, **constructor_options(entry["_target_"]), **entry}
+        store.store(group="core", name=name, node=node if transitions else node | {"slot_size": None})
+    store.store(group="core", name="custom", node={"_target_": MISSING, **sizes})
+
+
+def register_experiments(folder: Traversable) -> None:
+    """Put ``train.yaml`` and the experiments of a folder where Hydra finds them, those of another folder away.
+
+    Of an experiment's file its ``sizes`` become the group sizes/<experiment>, and its ``cores`` the group
+    options/<experiment>, named <core> where they are for any size, else <core>-<size>.
+    """
+    store = ConfigStore.instance()
+    for group in ("experiment", "sizes", "options"):
+        store.repo.pop(group, None)
+    store.store(name="train", node=_read(folder / "train.yaml"))
+    for size in SIZES:
+        store.store(group="size", name=size, node={"size": size}, package="_global_")
+    for name, whole in experiments(folder).items():
+        sizes, cores = whole.pop("sizes", {}), whole.pop("cores", {})
+        store.store(group="experiment", name=name, node=whole | {"experiment": name}, package="_global_")
+        for size, node in sizes.items():
+            store.store(group=f"sizes/{name}", name=size, node=node, package="_global_")
+        for core, by_size in cores.items():
+            for size, node in by_size.items():
+                option = core if size == "any" else f"{core}-{size}"
+                store.store(group=f"options/{name}", name=option, node=node, package="_global_")
+
+
+def experiments(folder: Traversable) -> dict[str, dict[str, Any]]:
+    """The experiments of a folder by name; one that is ``like`` another holds what that holds and it does not say itself."""
+    written = {
+        file.name.removesuffix(".yaml"): OmegaConf.create(_read(file)) for file in (folder / "experiment").iterdir()
+    }
+
+    def whole(name: str) -> Any:
+        own = written[name]
+        like = OmegaConf.select(own, "like")
+        return own if like is None else OmegaConf.merge(whole(like), own)
+
+    found = {name: OmegaConf.to_container(whole(name)) for name in sorted(written)}
+    return {name: {key: value for key, value in one.items() if key != "like"} for name, one in found.items()}
+
+
+def _read(file: Traversable) -> dict[str, Any]:
+    values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(file.read_text(encoding="utf-8")))
+    return values
 
 
 def plain(config: Any) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from .errors import UserError
 from .run import Run, collect_data, load, read_config, train_run
 from .sweep import Job, is_starting, side_by_side, train_side_by_side
 
-CONFIGS = "pkg://worldmodels.configs"
 SHOWING = ("-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion")
 
 
@@ -27,7 +26,6 @@ def train_command(words: Sequence[str], after: Callable[[Run], None] | None = No
         words,
         after,
         program="train",
-        configs=CONFIGS,
         prepare=register,
         collect=collect_data,
         run=train_run,
@@ -54,7 +52,6 @@ def command(
     after: Callable[[Any], None] | None,
     *,
     program: str,
-    configs: str,
     prepare: Callable[[], None],
     collect: Callable[[Mapping[str, Any]], None],
     run: Callable[..., Any],
@@ -71,7 +68,6 @@ def command(
         words: as on the command line.
         after: called with each run as soon as it has ended well.
         program: the command's name.
-        configs: where its configurations lie.
         prepare: puts schema and groups where Hydra finds them.
         collect: makes sure that the data of a config are there.
         run: trains what a config describes, into a folder.
@@ -109,7 +105,7 @@ def command(
         return runs
 
     prepare()
-    jobs, asked = _composed(words, program, configs)
+    jobs, asked = _composed(words, program)
     failures: list[Exception] = []
     if _sweeps(words):
         for job in jobs:
@@ -146,7 +142,7 @@ def _go_on(job: Job, read: Callable[[Path], dict[str, Any]]) -> None:
         job.config, job.resume = saved, True
 
 
-def _composed(words: Sequence[str], program: str, configs: str) -> tuple[list[Job], int | None]:
+def _composed(words: Sequence[str], program: str) -> tuple[list[Job], int | None]:
     """The runs that words describe, and how many of them are to be trained at once.
 
     Raises:
@@ -165,7 +161,7 @@ def _composed(words: Sequence[str], program: str, configs: str) -> tuple[list[Jo
         except Exception as error:
             failures.append(error)
 
-    _hydra(words, record, program, configs)
+    _hydra(words, record, program)
     if failures:
         raise user_error(failures[0]) or failures[0]
     if _sweeps(words) and not jobs and not any(word.partition("=")[0] in SHOWING for word in words):
@@ -193,7 +189,7 @@ def _quoted(word: str) -> str:
     return word
 
 
-def _hydra(words: Sequence[str], job: Any, program: str, configs: str) -> None:
+def _hydra(words: Sequence[str], job: Any, program: str) -> None:
     sweep = _sweeps(words)  # argparse wants it before the overrides
     words = [*sweep, *(word for word in words if word not in sweep)]
     before, path_before = sys.argv, list(sys.path)  # Hydra leaves a mark on both
@@ -201,7 +197,7 @@ def _hydra(words: Sequence[str], job: Any, program: str, configs: str) -> None:
     sys.argv = [f"worldmodels {program}", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        hydra.main(version_base="1.3", config_path=configs, config_name="train")(job)()
+        hydra.main(version_base="1.3", config_path=None, config_name="train")(job)()
     except Exception as error:
         line = user_error(error)
         if line is None:
