@@ -37,7 +37,7 @@ VARIANTS = {
     "s2gru, sums": lambda *s: S2GRU(*s, truncation=-1.0, normalise=False),
     "entnet, tied": lambda *s: EntNet(*s, keys="tied", biases=True),
     "entnet, simple": lambda *s: EntNet(*s, simple=True, normalise=False),
-    "esbn, before": lambda *s: ESBN(*s, write="before", capacity=3, key_size=8),
+    "esbn, after": lambda *s: ESBN(*s, write="after", capacity=3, key_size=8),
     "rmc, keys of 3": lambda *s: RMC(*s, num_heads=2, key_size=3, mlp_size=5),
 }
 
@@ -551,40 +551,121 @@ def test_rmc_starts_as_rows_of_the_identity_and_its_rows_are_exchangeable():
 # ---- ESBN
 
 
-def plain_esbn(core, z):
-    """The steps for one sequence ``z (T, Z)``, with a memory that grows."""
-    hidden = cell = torch.zeros(core.num_slots * core.slot_size)
+def plain_read(core, gate, keys, values, x):
+    """``g sum_i w_i [M_k,i, c_i]``; zeros while the memory is empty."""
+    if not values:
+        return torch.zeros(core.key_size + 1)
+    similarity = [float(v @ x) for v in values]
+    confidence = [torch.sigmoid(core.gain * s + core.offset) for s in similarity]
+    pairs = [torch.cat([k, c[None]]) for k, c in zip(keys, confidence, strict=True)]
+    return gate * sum(w * pair for w, pair in zip(softmax(similarity), pairs, strict=True))
+
+
+def algorithm_1(core, z):
+    """The paper's Algorithm 1 for one sequence ``z (T, Z)``, line by line, with the extra step of appendix A.3.3.
+
+    Returns:
+        The controller's hidden vector at each of the T + 1 steps, and the keys written at the first T.
+    """
+    size = core.num_slots * core.slot_size
     W, b = core.controller.weight, core.controller.bias
-    keys, values, out = [], [], []
-    size = len(hidden)
     controller = lstm_cell(W[:, :-size].T, b, W[:, -size:].T)
-    for x in z:
-        read = torch.zeros(core.key_size + 1)
-        if values:
-            similarity = [float(v @ x) for v in values]
-            weights = softmax(similarity)
-            confidence = [torch.sigmoid(core.gain * s + core.offset) for s in similarity]
-            pairs = [torch.cat([k, c[None]]) for k, c in zip(keys, confidence, strict=True)]
-            read = torch.sigmoid(core.gate(hidden)) * sum(w * pair for w, pair in zip(weights, pairs, strict=True))
-        before = hidden
+    read, hidden, cell = torch.zeros(core.key_size + 1), torch.zeros(size), torch.zeros(size)
+    keys, values, out = [], [], []
+    for x in [*z, torch.zeros_like(z[0])]:
         hidden, cell = (part[0] for part in controller(read[None], (hidden[None], cell[None])))
-        keys.append(torch.relu(core.key(hidden if core.write == "after" else before)))
-        values.append(x)
-        keys, values = keys[-core.capacity :], values[-core.capacity :]
+        gate, key = torch.sigmoid(core.gate(hidden)), torch.relu(core.key(hidden))
+        read = plain_read(core, gate, keys[-core.capacity :], values[-core.capacity :], x)
+        keys.append(key), values.append(x)
         out.append(hidden)
-    return torch.stack(out)
+    return torch.stack(out), torch.stack(keys[:-1])
+
+
+def blog_order(core, z):
+    """The steps as the blog has them, for one sequence ``z (T, Z)``: hidden vectors and keys."""
+    size = core.num_slots * core.slot_size
+    W, b = core.controller.weight, core.controller.bias
+    controller = lstm_cell(W[:, :-size].T, b, W[:, -size:].T)
+    hidden, cell = torch.zeros(size), torch.zeros(size)
+    keys, values, out = [], [], []
+    for x in z:
+        gate = torch.sigmoid(core.gate(hidden))  # of the step before
+        read = plain_read(core, gate, keys[-core.capacity :], values[-core.capacity :], x)
+        hidden, cell = (part[0] for part in controller(read[None], (hidden[None], cell[None])))
+        keys.append(torch.relu(core.key(hidden))), values.append(x)
+        out.append(hidden)
+    return torch.stack(out), torch.stack(keys)
+
+
+def mixed_esbn(capacity, **options):
+    """A core whose biases are not the zeros it begins with, or its first step would leave it as it is."""
+    core = ESBN(F_, 2, D, num_tokens=1, key_size=7, capacity=capacity, **options).eval()
+    for layer in (core.controller, core.key, core.gate):
+        layer.bias.normal_()
+    core.gain.fill_(0.7), core.offset.fill_(-0.3)
+    return core
+
+
+@pytest.mark.parametrize("T", [1, 9])
+@pytest.mark.parametrize("capacity", [3, 20])
+@torch.no_grad()
+def test_esbn_is_the_papers_algorithm(capacity, T):
+    """T steps and the initial state are the paper's T + 1 steps."""
+    core = mixed_esbn(capacity)
+    z = torch.randn(T, B, 1, F_)
+    first = core.initial_state(B)
+    slots, last = unroll(core, Tokens(z), first)
+    for b in range(B):
+        hidden, keys = algorithm_1(core, z[:, b, 0])
+        assert torch.allclose(first["hidden"][b], hidden[0], atol=1e-6)
+        assert torch.allclose(slots[:, b].flatten(1), hidden[1:], atol=1e-5)
+        for t in range(max(0, T - capacity), T):
+            assert torch.allclose(last["keys"][b, t % capacity], keys[t], atol=1e-5)
 
 
 @pytest.mark.parametrize("capacity", [3, 20])
-@pytest.mark.parametrize("write", ["after", "before"])
 @torch.no_grad()
-def test_esbn_equals_its_steps(write, capacity):
-    core = ESBN(F_, 2, D, num_tokens=1, key_size=7, capacity=capacity, write=write).eval()
-    core.gain.fill_(0.7), core.offset.fill_(-0.3)
+def test_esbn_in_the_blogs_order_is_another(capacity):
+    core = mixed_esbn(capacity, write="after")
     z = torch.randn(9, B, 1, F_)
-    slots, _ = unroll(core, Tokens(z), core.initial_state(B))
+    slots, last = unroll(core, Tokens(z), core.initial_state(B))
     for b in range(B):
-        assert torch.allclose(slots[:, b].flatten(1), plain_esbn(core, z[:, b, 0]), atol=1e-5)
+        hidden, keys = blog_order(core, z[:, b, 0])
+        assert torch.allclose(slots[:, b].flatten(1), hidden, atol=1e-5)
+        assert torch.allclose(last["keys"][b, 8 % capacity], keys[8], atol=1e-5)
+        assert not torch.allclose(hidden, algorithm_1(core, z[:, b, 0])[0][1:], atol=1e-2)
+
+
+@torch.no_grad()
+def test_esbn_by_hand():
+    """One unit, the same input twice: the second time it reads the key 2 with a confidence of s(1), half open."""
+    core = ESBN(1, 1, 1, key_size=1)
+    for parameter in (*core.controller.parameters(), *core.key.parameters(), *core.gate.parameters()):
+        parameter.zero_()
+    core.key.bias.fill_(2.0)
+    core.controller.weight[3] = torch.tensor([0.5, 1.0, 0.0])  # the candidate: of key, confidence and hidden unit
+    slots, last = unroll(core, Tokens(torch.ones(2, 1, 1, 1)), core.initial_state(1))
+    read = 0.5 * torch.tensor([2.0, 1.0 / (1.0 + math.exp(-1.0))])
+    cell = 0.5 * math.tanh(0.5 * read[0] + read[1])
+    assert slots.flatten().tolist() == pytest.approx([0.0, 0.5 * math.tanh(cell)])
+    assert last["keys"].flatten()[:3].tolist() == [2.0, 2.0, 0.0]
+
+
+@torch.no_grad()
+def test_esbn_begins_with_the_papers_weights():
+    """Appendix A.3.3: Xavier normal, gain 5/3 for what goes through tanh; Kaiming normal for keys; biases of zero."""
+    key, hidden = 200, 150
+    core = ESBN(4, 1, hidden, num_tokens=1, key_size=key)
+    xavier = {"i and f": (0, 2, 1.0), "o": (2, 3, 1.0), "g": (3, 4, 5 / 3)}
+    for start, stop, gain in xavier.values():
+        rows = core.controller.weight[start * hidden : stop * hidden]
+        for part in rows.split([key + 1, hidden], dim=1):
+            assert float(part.std()) == pytest.approx(gain * math.sqrt(2.0 / sum(part.shape)), rel=0.05)
+            assert float(part.abs().max()) > 3.5 * float(part.std())  # normal, not uniform
+    assert float(core.key.weight.std()) == pytest.approx(math.sqrt(2.0 / hidden), rel=0.05)
+    assert float(core.gate.weight.std()) == pytest.approx(math.sqrt(2.0 / (hidden + 1)), rel=0.3)
+    assert not any(bool(layer.bias.any()) for layer in (core.controller, core.key, core.gate))
+    assert float(core.gain) == 1.0 and float(core.offset) == 0.0
 
 
 def test_esbn_never_reads_its_values_into_the_controller():
@@ -896,7 +977,7 @@ def test_competition_by_hand():
         (lambda: RIMs(F_, K, D, key_size=0), "key_size is 0"),
         (lambda: SCOFF(F_, K, D, temperature=0.0), "above 0"),
         (lambda: ESBN(F_, K, D, capacity=0), "at least 1"),
-        (lambda: ESBN(F_, K, D, write="never"), "after, before"),
+        (lambda: ESBN(F_, K, D, write="never"), "before, after"),
         (lambda: RMC(F_, K, D, num_heads=4), "must divide"),
         (lambda: S2GRU(F_, K, D, position_size=3), "multiple of 2 x position_size"),
         (lambda: S2GRU(F_, K, D, truncation=1.0), "truncation"),

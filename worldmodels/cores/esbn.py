@@ -1,16 +1,22 @@
 """The Emergent Symbol Binding Network: a controller that never sees what is in the input, only where it was seen before.
 
-Webb, Sinha & Cohen 2021, "Emergent Symbols through Binding in External Memory", as set out step by step in the authors'
-summary of it; temporal context normalisation from the same paper.
+Webb, Sinha & Cohen 2021, "Emergent Symbols through Binding in External Memory", Algorithm 1 and appendix A.3.3; temporal
+context normalisation from its section 3.1.
+
+In Algorithm 1 a step begins with the controller, which takes in the key read at the step before, zero at first; and after the
+last of T inputs the controller takes one more step, without which it would never learn of that input's match (the authors'
+code does so with an input of zeros, and throws away what it reads and writes then). Ours is the same loop cut at another
+place: the controller's first step, on a key of zeros, makes the initial state, and each step ends with the controller taking
+in what was read. So T steps of ours are the T + 1 of the paper, and no step without input is needed.
 
 Departures:
-- Which key is bound to an input: the summary writes the key that the controller gives after it has read its match for that
-  input; the authors' code the key from before, which does not yet know of the match. ``write`` offers both, the summary's
-  ("after") by default. Reading comes first in both, so the extra last step of the authors' code is not needed.
+- ``write="after"`` is not the paper's: a blog about it by others (Daigavane et al. 2022, ICLR blog track) has the key bound
+  to an input given after the controller has taken in that input's match, and begins with a controller of zeros that has not
+  taken its first step. It calls this order equivalent, which it is not: the paper's key does not yet know of the match.
 - The memory grows without end in the paper; ours holds the last ``capacity`` inputs.
+- Initial weights: where the paper says that gates are drawn with a gain of 1 and the rest of the controller with 5/3, the
+  authors' code draws those of the input and forget gates as one matrix, those of inputs and of hidden units apart. So do we.
 """
-
-import math
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,18 +26,21 @@ from ..attention import hide
 from ..core import Capabilities, State, Tokens, at_least_one, present
 from ..grouped import lstm_update
 
-WRITE = ("after", "before")
+WRITE = ("before", "after")
 
 
 class ESBN(nn.Module):
     """An LSTM controller with a memory of pairs (key, value): values are inputs, keys are the controller's own.
 
-    For the input z, the tokens side by side:
+    It begins with ``h = LSTM(0, 0)`` and an empty memory. For the input z, the tokens side by side:
 
+    - ``k_w = ReLU(W_k h)``, ``g = s(W_g h)``;
     - ``w = softmax(M_v . z)``, ``c = s(gamma (M_v . z) + beta)``;
-    - ``k_r = g sum_i w_i [M_k,i, c_i]``, g from the step before; zeros while the memory is empty;
-    - ``h = LSTM(h, k_r)``, ``k_w = ReLU(W_k h)``, ``g = s(W_g h)``;
-    - ``M_k <- [M_k, k_w]``, ``M_v <- [M_v, z]``.
+    - ``k_r = g sum_i w_i [M_k,i, c_i]``; zeros while the memory is empty;
+    - ``M_k <- [M_k, k_w]``, ``M_v <- [M_v, z]``;
+    - ``h <- LSTM(h, k_r)``.
+
+    With ``write="after"`` it begins with ``h = 0``, and ``k_w`` is made of the new h.
 
     The controller's hidden vector of K * D units is given out as K slots of D; no value ever reaches it, only how well
     values match. So it cannot be a world model's transition.
@@ -43,7 +52,8 @@ class ESBN(nn.Module):
         num_tokens: N; None for as many as slots.
         key_size: of keys; 256 in the paper.
         capacity: pairs the memory holds; the oldest is overwritten.
-        write: "after" or "before", see above.
+        write: whether the key bound to an input comes "before" the controller has taken in its match, as in the paper, or
+            "after" it; see above.
     """
 
     capabilities = Capabilities(one_vector=True, transition=False)
@@ -57,7 +67,7 @@ class ESBN(nn.Module):
         num_tokens: int | None = None,
         key_size: int = 256,
         capacity: int = 32,
-        write: str = "after",
+        write: str = "before",
     ):
         super().__init__()
         if write not in WRITE:
@@ -72,18 +82,31 @@ class ESBN(nn.Module):
         self.key_size = key_size
         hidden = num_slots * slot_size
         self.controller = nn.Linear(key_size + 1 + hidden, 4 * hidden)
-        nn.init.uniform_(self.controller.weight, -1.0 / math.sqrt(hidden), 1.0 / math.sqrt(hidden))
         self.key = nn.Linear(hidden, key_size)
         self.gate = nn.Linear(hidden, 1)
+        for part in self.controller.weight.detach().split([key_size + 1, hidden], dim=1):  # appendix A.3.3
+            gates, output, candidate = part.split([2 * hidden, hidden, hidden])
+            nn.init.xavier_normal_(gates)
+            nn.init.xavier_normal_(output)
+            nn.init.xavier_normal_(candidate, gain=5 / 3)
+        nn.init.kaiming_normal_(self.key.weight, nonlinearity="relu")
+        nn.init.xavier_normal_(self.gate.weight)
+        for layer in (self.controller, self.key, self.gate):
+            nn.init.zeros_(layer.bias)
         self.gain = nn.Parameter(torch.ones(()))  # gamma
         self.offset = nn.Parameter(torch.zeros(()))  # beta
 
     def initial_state(self, batch_size: int, slots: Tensor | None = None) -> State:
-        """A controller of zeros and an empty memory; slots cannot be the state, because no value reaches the controller."""
-        hidden = self.gain.new_zeros(batch_size, self.num_slots * self.slot_size)
+        """The controller after its first step, on a key of zeros, or one of zeros (``write="after"``); an empty memory.
+
+        Slots cannot be the state, because no value reaches the controller.
+        """
+        hidden = cell = self.gain.new_zeros(batch_size, self.num_slots * self.slot_size)
+        if self.write == "before":
+            hidden, cell = lstm_update(self.controller.bias.expand(batch_size, -1), cell)
         return {
             "hidden": hidden,
-            "cell": hidden,
+            "cell": cell,
             "keys": self.gain.new_zeros(batch_size, self.capacity, self.key_size),
             "values": self.gain.new_zeros(batch_size, self.capacity, self.value_size),
             "count": torch.zeros(batch_size, dtype=torch.long, device=self.gain.device),  # below twice the capacity
@@ -101,7 +124,7 @@ class ESBN(nn.Module):
         read = (weights[:, None] @ torch.cat([keys, confidence[..., None]], dim=-1))[:, 0]
         read = torch.sigmoid(self.gate(hidden)) * read
         new_hidden, cell = lstm_update(self.controller(torch.cat([read, hidden], dim=-1)), cell)
-        key = torch.relu(self.key(new_hidden if self.write == "after" else hidden))
+        key = torch.relu(self.key(hidden if self.write == "before" else new_hidden))
         here = (torch.arange(self.capacity, device=z.device) == (count % self.capacity)[:, None])[..., None]
         state = {
             "hidden": new_hidden,
@@ -132,9 +155,9 @@ class TemporalContextNorm(nn.Module):
     ``z'_t = gain (z_t - mean) / sqrt(var + eps) + bias``, mean and variance over the steps of the sequence.
 
     It acts on whole sequences and comes before a core. ``causal=True`` is the running form, for policies that cannot see the
-    future: mean and variance over the steps up to t. The authors' code divides the variance by T - 1 (our default), their
-    text by T (``unbiased=False``). Over two steps the result is always 0 or +-0.7 and says little but "same" or
-    "different".
+    future: mean and variance over the steps up to t. The paper gives no equation; the authors' code divides the variance by
+    T - 1 (our default), the blog above by T (``unbiased=False``). Over two steps the result is always 0 or +-0.7 and says
+    little but "same" or "different".
 
     Args:
         size: of the features.
