@@ -70,6 +70,7 @@ def test_the_contract_finds_faults():
         "every parameter gets gradient",
         "evaluation is deterministic",
         "state is a value",
+        "absent tokens may hold anything",
     }
 
 

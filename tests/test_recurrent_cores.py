@@ -884,34 +884,6 @@ def test_s2rm_is_stable_over_long_sequences():
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: RIMs(F_, K, D),
-        lambda: SCOFF(F_, K, D),
-        lambda: SCOFF(F_, K, D, compete="tokens"),
-        lambda: SCOFF(F_, K, D, num_schemata=1, compete="iterative"),
-        lambda: S2GRU(F_, K, D, num_tokens=N),
-        lambda: S2GRU(F_, K, D, position_size=2),
-        lambda: S2RMC(F_, K, D, num_tokens=N),
-        lambda: RMC(F_, K, D, num_tokens=N, num_heads=2),
-        lambda: EntNet(F_, K, D, num_tokens=N),
-        lambda: ESBN(F_, K, D, num_tokens=N),
-        lambda: LSTM(F_, K, D, num_tokens=N),
-    ],
-)
-def test_absent_tokens_have_no_influence(make):
-    core = make().eval()
-    features, positions = torch.randn(4, B, N, F_), torch.rand(4, B, N, 2)
-    mask = torch.rand(4, B, N) < 0.6
-    mask[1, 0] = False  # a step at which nothing is there
-    other = torch.where(mask[..., None], features, float("nan"))
-    a, last = unroll(core, Tokens(features, positions, mask), core.initial_state(B))
-    b, _ = unroll(core, Tokens(other, positions, mask), core.initial_state(B))
-    assert torch.equal(a, b) and bool(torch.isfinite(a).all())
-    assert all(bool(torch.isfinite(leaf).all()) for leaf in last.values())
-
-
-@pytest.mark.parametrize(
     "make", [lambda: RIMs(F_, K, D, num_tokens=1), lambda: SCOFF(F_, K, D), lambda: ESBN(F_, K, D, num_tokens=1)]
 )
 def test_memory_of_training_grows_linearly_with_time(make):

@@ -300,6 +300,29 @@ def _mixed(factory: Callable[..., Any]) -> None:
     _require(bool(torch.isfinite(slots).all()), "under mixed precision (bfloat16) its slots are not finite")
 
 
+def _outcome(core: Any, tokens: Tokens, mask: Tensor, whatever: float) -> dict[str, Tensor]:
+    """Slots, last state and gradients where absent tokens hold whatever."""
+    assert tokens.positions is not None
+    features, positions = (torch.where(mask[..., None], part, whatever) for part in (tokens.features, tokens.positions))
+    torch.manual_seed(1)
+    slots, last = unroll(core, Tokens(features.requires_grad_(), positions, mask), core.initial_state(B))
+    given = {"tokens": features} | dict(core.named_parameters())
+    grads = torch.autograd.grad(slots.square().mean(), list(given.values()), allow_unused=True, materialize_grads=True)
+    found = {"the output is": slots} | {f"state {name!r} is": leaf.float() for name, leaf in last.items()}
+    return found | {f"the gradient of {name} is": grad for name, grad in zip(given, grads, strict=True)}
+
+
+def _absent(factory: Callable[..., Any]) -> None:
+    core, tokens = _example(factory)
+    mask = torch.rand(T, B, K) < 0.6
+    mask[2, 1] = False  # a step at which nothing is there
+    for training in (False, True):
+        core.train(training)
+        one, other = (_outcome(core, tokens, mask, whatever) for whatever in (1.0, float("nan")))
+        for name, value in one.items():
+            _close(value, other[name], f"{name} another when absent tokens hold NaN; make them zeros (core.present)")
+
+
 CONTRACT: dict[str, Callable[[Callable[..., Any]], None]] = {
     "protocol": _protocol,
     "shapes": _shapes,
@@ -315,5 +338,6 @@ CONTRACT: dict[str, Callable[[Callable[..., Any]], None]] = {
     "state is a value": _values,
     "follows its device": _devices,
     "can start from slots": _slots,
+    "absent tokens may hold anything": _absent,
 }
 """The contract of cores, one function each, called with a factory ``(token_size, num_slots, slot_size) -> core``."""

@@ -17,7 +17,8 @@ class Tokens(NamedTuple):
     Args:
         features: ``(B, N, F)``.
         positions: ``(B, N, P)``, for cores that know where a token is; others ignore them.
-        mask: ``(B, N)`` bool, False where a token is absent; None if all are present.
+        mask: ``(B, N)`` bool, False where a token is absent; None if all are present. What absent tokens hold, NaN included,
+            changes neither slots nor gradients.
     """
 
     features: Tensor

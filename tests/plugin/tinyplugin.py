@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from worldmodels.core import Capabilities
+from worldmodels.core import Capabilities, present
 
 
 class Lamp(gym.Env):
@@ -60,7 +60,7 @@ class RunningMean(nn.Module):
         return {"mean": self.mix.bias.new_zeros(batch_size, self.num_slots, self.slot_size)}
 
     def prepare(self, tokens):
-        return tokens._replace(features=torch.tanh(self.mix(tokens.features)))
+        return tokens._replace(features=torch.tanh(self.mix(present(tokens))))
 
     def forward(self, tokens, state):
         mean = state["mean"] + self.rate * (tokens.features - state["mean"])

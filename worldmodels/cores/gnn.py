@@ -6,7 +6,7 @@ Kipf, van der Pol & Welling 2020, "Contrastive Learning of Structured World Mode
 import torch
 from torch import Tensor, nn
 
-from ..core import Capabilities, State, Tokens
+from ..core import Capabilities, State, Tokens, present
 
 
 class GNN(nn.Module):
@@ -60,8 +60,8 @@ class GNN(nn.Module):
         return {}
 
     def prepare(self, tokens: Tokens) -> Tokens:
-        """Nothing: the tokens hold the slots themselves."""
-        return tokens
+        """The tokens hold the slots themselves; absent ones become zeros."""
+        return tokens._replace(features=present(tokens))
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """The change of every slot, ``(B, K, D)``, and the empty state."""
@@ -85,9 +85,9 @@ class GNN(nn.Module):
         count: Tensor | int = K - 1
         if mask is not None:
             others = self._incidence(K, features)[:, K:].argmax(1).view(K, K - 1)
-            present = mask[:, others].to(messages.dtype)
-            messages = messages * present[..., None]
-            count = present.sum(-1, keepdim=True)
+            there = mask[:, others].to(messages.dtype)
+            messages = messages * there[..., None]
+            count = there.sum(-1, keepdim=True)
         weight = self.node_in.weight[:, F:]
         folded = nn.functional.linear(messages.sum(2), weight @ self.edge_out.weight)
         return folded + count * (weight @ self.edge_out.bias)

@@ -147,8 +147,8 @@ class SNPS(nn.Module):
         return {}
 
     def prepare(self, tokens: Tokens) -> Tokens:
-        """Nothing: the tokens hold the slots themselves."""
-        return tokens
+        """The tokens hold the slots themselves; absent ones become zeros."""
+        return tokens._replace(features=present(tokens))
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """The change of every slot over all stages, ``(B, K, D)``, and the empty state."""
@@ -247,8 +247,8 @@ class PNPS(nn.Module):
         return {}
 
     def prepare(self, tokens: Tokens) -> Tokens:
-        """Nothing: the tokens hold the slots themselves."""
-        return tokens
+        """The tokens hold the slots themselves; absent ones become zeros."""
+        return tokens._replace(features=present(tokens))
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """The change of every slot, ``(B, K, D)``, zero where the Null rule was chosen, and the empty state."""

@@ -154,7 +154,8 @@ class _S2RM(nn.Module):
                 "this core was built with position_size and needs Tokens.positions (..., N, position_size)"
             )
         else:
-            places = embed_position(tokens.positions, self.places.shape[-1])
+            positions = present(Tokens(tokens.positions, mask=tokens.mask))  # or NaN there would reach the gradients
+            places = embed_position(positions, self.places.shape[-1])
         kernel = self.reach(places).transpose(-1, -2).expand(*features.shape[:-1], self.num_slots)
         if tokens.mask is not None:
             kernel = torch.where(tokens.mask[..., None], kernel, 0.0)
