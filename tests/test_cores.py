@@ -6,14 +6,14 @@ import torch.nn.functional as F
 from hydra.utils import get_class
 from torch import nn
 
-from worldmodels.attention import hard_choice
+from worldmodels.attention import hard_choice, hide
 from worldmodels.check import CONTRACT, check_core
 from worldmodels.core import Capabilities, Tokens, cut, last_steps, reset_where, unroll
 from worldmodels.cores import CORES
 from worldmodels.cores.gnn import GNN
 from worldmodels.cores.gru import GRU
 from worldmodels.cores.mlp import MLP
-from worldmodels.cores.nps import PNPS, SNPS
+from worldmodels.cores.nps import PNPS, SNPS, RoutingNPS
 from worldmodels.grouped import GroupedLinear, GroupedMLP
 
 
@@ -28,6 +28,9 @@ FACTORIES |= {
     "gnn, edges see actions": lambda *sizes: GNN(*sizes, hidden_size=32, edge_actions=True),
     "snps, 3 rules, 2 stages": lambda *sizes: SNPS(*sizes, num_rules=3, num_stages=2, score_dropout=0.3),
     "pnps, 3 rules, 2 stages": lambda *sizes: PNPS(*sizes, num_rules=3, num_stages=2),
+    "snps, cold": lambda *sizes: SNPS(*sizes, num_rules=3, temperature=0.1),
+    "pnps, cold": lambda *sizes: PNPS(*sizes, num_rules=3, temperature=0.1),
+    "routing, cold": lambda *sizes: RoutingNPS(*sizes, temperature=0.1),
 }
 
 
@@ -223,6 +226,34 @@ def test_hard_choice_is_one_hot_with_the_gradient_of_the_softmax():
     (got,) = torch.autograd.grad((choice * weights).sum(), logits)
     (soft,) = torch.autograd.grad((torch.softmax(logits / 0.5, -1) * weights).sum(), logits)
     assert torch.allclose(got, soft, atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.1, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_choices_among_absent_tokens(noise, temperature, dtype):
+    """What is there is chosen, as if the rest were not; where nothing is, something is, and no gradient goes back."""
+    logits = torch.randn(30, 5, dtype=dtype, requires_grad=True)
+    mask = torch.rand(30, 5) < 0.5
+    mask[:10] = False
+    choice = hard_choice(hide(logits, mask), noise=noise, temperature=temperature)
+    one_hot = choice.detach().float().round()
+    assert torch.equal(one_hot.sum(-1), torch.ones(30)) and not bool((one_hot * ~mask)[mask.any(-1)].any())
+    (grad,) = torch.autograd.grad((choice * torch.randn(30, 5, dtype=dtype)).sum(), logits)
+    assert bool(torch.isfinite(grad).all()) and not bool(grad[~mask].any())
+
+
+def test_absent_tokens_leave_the_choice_among_the_others_as_it_is():
+    logits = torch.randn(50, 4, requires_grad=True)
+    there = torch.tensor([True, False, True, True])
+    weights = torch.randn(50, 4)
+    for temperature in (0.1, 2.0):
+        hidden = hard_choice(hide(logits, there.expand(50, 4)), noise=False, temperature=temperature)
+        alone = hard_choice(logits[:, there], noise=False, temperature=temperature)
+        assert torch.equal(hidden[:, there], alone)
+        (got,) = torch.autograd.grad((hidden * weights).sum(), logits)
+        (expected,) = torch.autograd.grad((alone * weights[:, there]).sum(), logits)
+        assert torch.allclose(got, expected, atol=1e-6)
 
 
 def test_noisy_choices_follow_the_softmax():

@@ -15,7 +15,7 @@ def hard_choice(logits: Float[Tensor, "*B N"], *, noise: bool, temperature: floa
     ``gamma ~ Gumbel(0, 1)``. Without noise it is the argmax, deterministic, with the same gradient.
 
     Args:
-        logits: scores, ``(..., N)``.
+        logits: scores, ``(..., N)``; of absent ones as ``hide`` makes them. Where all are, one is chosen all the same.
         noise: add Gumbel noise; cores pass ``self.training``, because a choice at evaluation must repeat.
         temperature: of the softmax the gradient comes from, above 0.
 
@@ -24,7 +24,10 @@ def hard_choice(logits: Float[Tensor, "*B N"], *, noise: bool, temperature: floa
     """
     if noise:
         logits = logits - torch.empty_like(logits).exponential_().clamp_min(torch.finfo(logits.dtype).tiny).log()
-    soft = torch.softmax(logits / temperature, dim=-1)
+    sharp = (logits / temperature).clamp_min(
+        torch.finfo(logits.dtype).min
+    )  # of hidden scores a low temperature makes -inf
+    soft = torch.softmax(sharp, dim=-1)
     hard = F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
     return hard + (soft - soft.detach())
 
