@@ -30,6 +30,7 @@ VARIANTS = {
     "scoff, lstm": lambda *s: SCOFF(*s, cell="lstm", num_active=2),
     "scoff, snps": lambda *s: SCOFF(*s, communication="snps", num_stages=2),
     "scoff, pnps": lambda *s: SCOFF(*s, communication="pnps"),
+    "scoff, snps, top 2": lambda *s: SCOFF(*s, communication="snps", num_active=2),
     "scoff++, snps": lambda *s: SCOFF(*s, num_schemata=1, compete="iterative", communication="snps"),
     "scoff, silent": lambda *s: SCOFF(*s, communication="none"),
     "s2gru, positions": lambda *s: S2GRU(*s, position_size=2),
@@ -402,6 +403,40 @@ def test_schemata_are_exchangeable_and_files_may_change_in_number():
             parameter.copy_(parameter.unflatten(0, (3, -1))[order].flatten(0, 1))
     assert torch.allclose(core(prepared, state)[0], before, atol=1e-6)
     assert core(prepared, core.initial_state(B, torch.randn(B, 9, D)))[0].shape == (B, 9, D)
+
+
+@pytest.mark.parametrize("communication", ["snps", "pnps"])
+def test_scoffs_rules_are_spent_on_active_files_alone(communication):
+    """Inactive files are contexts: the change is that of NPS, its primaries chosen among the active ones."""
+    core = SCOFF(F_, K, D, communication=communication, num_active=2, num_stages=2)
+    _, prepared, state = example(core, batch=60)
+    slots, _ = core(prepared, state)
+    explained = core.explain(prepared, state)
+    active = explained["active"]
+    files, _, _ = core._apply_schemata(core._read(prepared, state["hidden"])[0], state)
+    speaking = torch.where(active[..., None], files, state["hidden"])
+    if communication == "snps":
+        assert bool(active.gather(1, explained["primary"]).all())
+        assert not bool(active.gather(1, explained["context"]).all())  # some listen to inactive ones
+        rules = core.communication.rules
+        scores = rules.match(speaking).masked_fill(~active[..., None], -math.inf)
+        assert torch.equal(scores.flatten(1).argmax(1) // core.communication.num_rules, explained["primary"][:, 0])
+    else:
+        assert bool((explained["rule"].transpose(1, 2)[~active] == -1).all())
+        assert bool((explained["rule"] >= 0).any())
+    change, _ = core.communication.run(Tokens(speaking), active)
+    assert torch.allclose(slots, speaking + change, atol=1e-6) and not bool(change[~active].any())
+    none, _ = core.communication.run(Tokens(speaking), torch.zeros_like(active))
+    assert not bool(none.any())
+
+
+def test_scoff_hands_the_rules_options_on():
+    options = {"rule_size": 5, "rule_key_size": 6, "rule_hidden_size": 7, "rule_temperature": 0.5}
+    for communication in ("snps", "pnps"):
+        rules = SCOFF(F_, K, D, communication=communication, num_rules=3, **options).communication
+        assert rules.rules.embeddings.shape == (3, 5) and rules.temperature == 0.5
+        assert rules.rules.rule_key.weight.shape == (6, 5)
+        assert rules.rules.mlps.hidden.weight.shape == (3, 2 * D, 7)
 
 
 def test_nothing_leaks_from_one_object_file_to_another():
@@ -948,6 +983,7 @@ def test_competition_by_hand():
         (lambda: SCOFF(F_, K, D, num_schemata=0), "num_schemata is 0; expected at least 1"),
         (lambda: RIMs(F_, K, D, key_size=0), "key_size is 0"),
         (lambda: SCOFF(F_, K, D, temperature=0.0), "above 0"),
+        (lambda: SCOFF(F_, K, D, rule_size=0), "rule_size is 0"),
         (lambda: ESBN(F_, K, D, capacity=0), "at least 1"),
         (lambda: ESBN(F_, K, D, write="never"), "before, after"),
         (lambda: RMC(F_, K, D, num_heads=4), "must divide"),

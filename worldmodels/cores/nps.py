@@ -154,25 +154,30 @@ class SNPS(nn.Module):
         """The change of every slot over all stages, ``(B, K, D)``, and the empty state."""
         return self.run(tokens)[0], state
 
-    def run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        """The change of every slot and what was chosen, as ``explain`` names it."""
+    def run(self, tokens: Tokens, may_change: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The change of every slot and what was chosen, as ``explain`` names it.
+
+        Args:
+            tokens: slots and what is attached to them.
+            may_change: ``(B, K)`` bool, which slots rules may change; the others are contexts alone. None for all.
+        """
         slots, attached = tokens.features.split([self.slot_size, self.token_size - self.slot_size], dim=-1)
         start = slots
+        mask = tokens.mask
+        primaries = mask if may_change is None else may_change if mask is None else mask & may_change
         choose = partial(hard_choice, noise=self.training, temperature=self.temperature)
         chosen = []
         for _ in range(self.num_stages):
             features = torch.cat([slots, attached], dim=-1)
             scores = self.score_dropout(self.rules.match(features))
-            if tokens.mask is not None:
-                scores = scores.masked_fill(~tokens.mask[..., None], torch.finfo(scores.dtype).min)
+            if primaries is not None:
+                scores = scores.masked_fill(~primaries[..., None], torch.finfo(scores.dtype).min)
             choice = choose(scores.flatten(1)).view_as(scores)  # (B, K, N), a single one
             primary_slot, rule = choice.sum(2), choice.sum(1)  # (B, K), (B, N)
             primary = primary_slot[:, None] @ features  # (B, 1, F)
-            context_slot = choose(self.rules.context_scores(primary, features, tokens.mask))
+            context_slot = choose(self.rules.context_scores(primary, features, mask))
             change = _apply(self.rules.mlps, primary, context_slot @ features, rule[:, None])  # (B, 1, D)
-            applies = (
-                primary_slot if tokens.mask is None else primary_slot * tokens.mask
-            )  # if all are absent, none changes
+            applies = primary_slot if primaries is None else primary_slot * primaries  # if none may change, none does
             slots = slots + applies[..., None] * change
             chosen.append((rule.argmax(-1), primary_slot.argmax(-1), context_slot[:, 0].argmax(-1)))
         rule_index, primary_index, context_index = (torch.stack(part, dim=1) for part in zip(*chosen, strict=True))
@@ -254,10 +259,17 @@ class PNPS(nn.Module):
         """The change of every slot, ``(B, K, D)``, zero where the Null rule was chosen, and the empty state."""
         return self.run(tokens)[0], state
 
-    def run(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        """The change of every slot and what was chosen, as ``explain`` names it."""
+    def run(self, tokens: Tokens, may_change: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The change of every slot and what was chosen, as ``explain`` names it.
+
+        Args:
+            tokens: slots and what is attached to them.
+            may_change: ``(B, K)`` bool, which slots rules may change; the others are contexts alone. None for all.
+        """
         slots, attached = tokens.features.split([self.slot_size, self.token_size - self.slot_size], dim=-1)
         start = slots
+        mask = tokens.mask
+        primaries = mask if may_change is None else may_change if mask is None else mask & may_change
         choose = partial(hard_choice, noise=self.training, temperature=self.temperature)
         chosen = []
         for _ in range(self.num_stages):
@@ -265,12 +277,12 @@ class PNPS(nn.Module):
             any_rule = self.any_rule(self.rules.embeddings.flatten())
             keys = self.null_key(features)
             applies = choose(torch.stack([keys @ any_rule, keys @ self.null_rule], dim=-1))[..., 0]  # (B, K)
-            if tokens.mask is not None:
-                applies = applies * tokens.mask
+            if primaries is not None:
+                applies = applies * primaries
             rule = features.new_ones(*features.shape[:2], 1)
             if self.chooses:
                 rule = choose(self.rules.match(features))  # (B, K, N)
-            context_slot = choose(self.rules.context_scores(features, features, tokens.mask))  # (B, K, K)
+            context_slot = choose(self.rules.context_scores(features, features, mask))  # (B, K, K)
             change = _apply(self.rules.mlps, features, context_slot @ features, rule)
             slots = slots + applies[..., None] * change
             null = applies.detach().round() == 0

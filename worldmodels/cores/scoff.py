@@ -65,7 +65,8 @@ class SCOFF(nn.Module):
         cell: what a schema is, "gru" or "lstm".
         compete: step 2: "objects", the files compete for each token (Algorithm 1); "tokens", the tokens and a null token
             compete for each file (the authors' code); "iterative", slot attention (SCOFF++).
-        num_active: top-k: only so many files, those that attend most to the input, are updated; None for all.
+        num_active: top-k: only so many files, those that attend most to the input, are updated; None for all. The others are
+            still heard: they are keys and values of step 4, and contexts of rules, but no rule is spent on them.
         sharpness: queries and keys of step 2 are drawn so many times as large, so that from the start files are decided about
             which tokens are theirs; with top-k this settles early who is updated by what.
         num_heads: of step 2.
@@ -82,6 +83,10 @@ class SCOFF(nn.Module):
         gated: whether what is heard passes a gate.
         num_rules: of "snps" and "pnps".
         num_stages: rule applications a step, of "snps" and "pnps".
+        rule_size: of a rule's embedding, of "snps" and "pnps".
+        rule_key_size: of the queries and keys that choose rules, primaries and contexts.
+        rule_hidden_size: of a rule's MLP.
+        rule_temperature: of the straight-through gradient of these choices; 1 in NPS's paper.
         dropout: of what is read and heard, in training; 0.1 in the paper's experiments.
     """
 
@@ -112,6 +117,10 @@ class SCOFF(nn.Module):
         gated: bool = False,
         num_rules: int = 4,
         num_stages: int = 1,
+        rule_size: int = 64,
+        rule_key_size: int = 32,
+        rule_hidden_size: int = 128,
+        rule_temperature: float = 1.0,
         dropout: float = 0.0,
     ):
         super().__init__()
@@ -126,7 +135,8 @@ class SCOFF(nn.Module):
         at_least_one(slot_size=slot_size, num_schemata=num_schemata, schema_key_size=schema_key_size)
         at_least_one(num_heads=num_heads, key_size=key_size, num_iterations=num_iterations)
         at_least_one(comm_heads=comm_heads, comm_key_size=comm_key_size, comm_value_size=comm_value_size)
-        above_zero(temperature=temperature, sharpness=sharpness)
+        at_least_one(rule_size=rule_size, rule_key_size=rule_key_size, rule_hidden_size=rule_hidden_size)
+        above_zero(temperature=temperature, sharpness=sharpness, rule_temperature=rule_temperature)
         if num_active is not None and not 1 <= num_active <= num_slots:
             raise ValueError(f"num_active is {num_active}; expected 1 to {num_slots}, the number of object files")
         self.token_size = token_size
@@ -171,7 +181,17 @@ class SCOFF(nn.Module):
             )
         elif communication != "none":
             rules = SNPS if communication == "snps" else PNPS
-            self.communication = rules(slot_size, num_slots, slot_size, num_rules=num_rules, num_stages=num_stages)
+            self.communication = rules(
+                slot_size,
+                num_slots,
+                slot_size,
+                num_rules=num_rules,
+                num_stages=num_stages,
+                rule_size=rule_size,
+                key_size=rule_key_size,
+                hidden_size=rule_hidden_size,
+                temperature=rule_temperature,
+            )
         self.dropout = nn.Dropout(dropout)
         self.first_hidden = nn.Parameter(torch.randn(num_slots, slot_size))
         if self.lstm:
@@ -211,7 +231,7 @@ class SCOFF(nn.Module):
         if isinstance(self.communication, Communication):
             heard, explained["communication"] = self.communication(hidden, speaking)
         elif self.communication is not None:
-            heard, chosen = self.communication.run(Tokens(speaking))
+            heard, chosen = self.communication.run(Tokens(speaking), explained.get("active"))
             explained |= chosen
         if self.communication is not None:
             files = files + self.dropout(heard)
