@@ -55,7 +55,8 @@ def test_loss_equals_the_plain_form(negatives):
     slots, pred, following = 0.4 * torch.randn(3, 12, 5, 2)
     episode, step = torch.arange(12) // 3, torch.arange(12) % 3
     options = {"in_episode": 0.5, "generator": torch.Generator().manual_seed(1)}
-    row = draw_negatives(episode, step, time_aligned=negatives == "time_aligned", **options)
+    kind = {"time_aligned": negatives == "time_aligned", "but_next": negatives == "paper"}
+    row = draw_negatives(episode, step, **kind, **options)
     options["generator"].manual_seed(1)
     loss = contrastive(
         slots, pred, following, episode=episode, step=step, negatives=negatives, hinge=0.7, sigma=0.8, **options
@@ -90,6 +91,50 @@ def test_shares_and_kinds_of_negatives():
     assert 400 < own < 600  # a quarter of 2,000
     lonely = draw_negatives(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), in_episode=1.0, generator=generator)
     assert lonely[0] != 0 and lonely[1:].tolist() == [2, 1]
+
+
+def test_the_papers_negative_is_never_the_target():
+    """States far from each other: only the target as its own negative would cost anything."""
+    places = 10.0 * torch.eye(6)[:, None]  # the observations of steps 0 to 5 of one episode, one slot each
+    slots, following = places[:-1], places[1:]
+    generator = torch.Generator().manual_seed(0)
+    for in_episode in (0.0, 1.0):
+        for _ in range(50):
+            options = {"negatives": "paper", "in_episode": in_episode, "generator": generator}
+            loss = contrastive(
+                slots, following, following, episode=torch.zeros(5).long(), step=torch.arange(5), **options
+            )
+            assert float(loss.total) == 0.0
+
+
+@pytest.mark.parametrize("self_pairs", [False, True])
+def test_negatives_but_the_next_are_uniform_over_the_others(self_pairs):
+    episode, step = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([3, 4, 5, 4, 3])
+    generator = torch.Generator().manual_seed(0)
+    for in_episode in (0.0, 1.0):
+        counts = torch.zeros(5, 5)
+        for _ in range(1500):
+            row = draw_negatives(
+                episode, step, in_episode=in_episode, self_pairs=self_pairs, but_next=True, generator=generator
+            )
+            counts[torch.arange(5), row] += 1
+        for i in range(5):
+            others = {
+                j
+                for j in range(5)
+                if (self_pairs or i != j)
+                and (episode[i], step[i] + 1) != (episode[j], step[j])
+                and (in_episode == 0.0 or episode[i] == episode[j])
+            }
+            if not others:  # the last row holds the target alone of its episode: any other row
+                others = {j for j in range(3)}
+            expected = torch.tensor([float(j in others) for j in range(5)]) / len(others)
+            assert torch.allclose(counts[i] / 1500, expected, atol=0.06)
+
+
+def test_where_a_batch_holds_only_the_target_it_is_drawn():
+    row = draw_negatives(torch.zeros(2).long(), torch.arange(2), in_episode=1.0, but_next=True)
+    assert row.tolist() == [1, 0]
 
 
 def test_bad_arguments_are_refused():

@@ -45,6 +45,7 @@ def draw_negatives(
     time_aligned: bool = False,
     in_episode: float = 0.0,
     self_pairs: bool = False,
+    but_next: bool = False,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " B"]:
     """For each row of a batch, the row that serves as its negative.
@@ -59,6 +60,7 @@ def draw_negatives(
         time_aligned: negatives across episodes have the same step.
         in_episode: share of negatives from the same episode, 0 to 1.
         self_pairs: allow a row to be its own negative, as the authors' permutation does.
+        but_next: never a row that holds the next step of the same episode, as long as the batch has another.
         generator: source of the draws, on the rows' device.
 
     Returns:
@@ -78,10 +80,12 @@ def draw_negatives(
     everything = torch.ones_like(another_row)
     across = ~same_episode & ~other_step if time_aligned else everything if self_pairs else another_row
     inside = same_episode & (everything if self_pairs else other_step)
-    drawn = torch.rand(B, generator=generator, device=episode.device)
-    candidates = torch.where((drawn < in_episode)[:, None], inside, across)
     fallback = everything if self_pairs else another_row
-    candidates = torch.where(candidates.any(1, keepdim=True), candidates, fallback)
+    allowed = ~(same_episode & (step[:, None] + 1 == step)) if but_next else everything
+    drawn = torch.rand(B, generator=generator, device=episode.device)
+    candidates = torch.where((drawn < in_episode)[:, None], inside, across) & allowed
+    for wider in (fallback & allowed, fallback):
+        candidates = torch.where(candidates.any(1, keepdim=True), candidates, wider)
     order = torch.rand(B, B, generator=generator, device=episode.device)
     return order.masked_fill_(~candidates, -1.0).argmax(dim=1)
 
@@ -106,7 +110,7 @@ def contrastive(
     ``H = energy(pred_slots, next_slots)``. The negative is another row n of the batch (``draw_negatives``):
 
     - "cswm", the authors' code: ``H~ = energy(z_t, z_t[n])``.
-    - "paper", equation 5: ``H~ = energy(z~, z_{t+1})`` with ``z~ = z_t[n]``.
+    - "paper", equation 5: ``H~ = energy(z~, z_{t+1})`` with ``z~ = z_t[n]``; n is not the step t + 1 itself.
     - "time_aligned", Biza et al. 2021: as "cswm", with n at the same step of another episode.
 
     Args:
@@ -143,6 +147,7 @@ def contrastive(
         time_aligned=negatives == "time_aligned",
         in_episode=in_episode,
         self_pairs=self_pairs,
+        but_next=negatives == "paper",
         generator=generator,
     )
     anchor = next_slots if negatives == "paper" else slots
