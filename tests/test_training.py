@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import worldmodels
 from worldmodels import checkpoints
 from worldmodels.cores.gnn import GNN
 from worldmodels.data.collect import collect
-from worldmodels.data.episodes import draw_paths
+from worldmodels.data.episodes import Episodes, draw_paths, draw_starts
 from worldmodels.encoders import CSWMEncoder
 from worldmodels.errors import UserError
 from worldmodels.logging import SECONDS, read_metrics
@@ -209,6 +210,53 @@ def test_drawn_windows_are_inside_and_different(block_episodes, time_aligned):
             assert (step == step[:1]).all()
         seen |= set(step.flatten().tolist())
     assert seen == set(range(11))
+
+
+def of_lengths(*lengths):
+    """Episodes of which only the lengths count."""
+    rows = torch.zeros(sum(lengths) + len(lengths), 1)
+    return Episodes({"observations": rows, "actions": rows}, torch.tensor(lengths), {})
+
+
+@pytest.mark.parametrize("time_aligned", [False, True])
+@pytest.mark.parametrize(("length", "window", "S"), [(3, 1, 2), (6, 2, 2), (6, 2, 4), (5, 1, 5), (4, 1, 3)])
+def test_every_set_of_starts_is_as_likely(length, window, S, time_aligned):
+    generator = torch.Generator().manual_seed(0)
+    groups, times = (1, 600) if time_aligned else (6000, 1)  # all groups of a call have the same, if aligned
+    sets = list(itertools.combinations(range(length - window + 1), S))
+    counts = dict.fromkeys(sets, 0)
+    for _ in range(times):
+        options = {"starts_per_episode": S, "time_aligned": time_aligned, "generator": generator}
+        _, step = draw_starts(of_lengths(length, length), groups, window, **options)
+        for drawn in step.view(groups, S).tolist():
+            counts[tuple(drawn)] += 1  # in order; any other would be no key
+    p = 1.0 / len(sets)
+    n = groups * times
+    assert all(abs(count - n * p) <= 4.0 * math.sqrt(n * p * (1.0 - p)) for count in counts.values())
+
+
+def test_too_few_starts_are_all_drawn_and_the_rest_from_these():
+    """Three starts of two: each set is there, and the third is either as often."""
+    generator = torch.Generator().manual_seed(0)
+    episodes = of_lengths(2, 40)
+    episode, step = draw_starts(episodes, 40_000, 1, starts_per_episode=3, generator=generator)
+    short = step.view(-1, 3)[episode.view(-1, 3)[:, 0] == 0].tolist()
+    assert {tuple(drawn) for drawn in short} == {(0, 0, 1), (0, 1, 1)}
+    assert abs(short.count([0, 0, 1]) / len(short) - 0.5) < 4 * 0.5 / math.sqrt(len(short))
+    assert bool((step.view(-1, 3)[episode.view(-1, 3)[:, 0] == 1].diff(dim=1) > 0).all())
+
+
+@pytest.mark.parametrize("time_aligned", [False, True])
+def test_single_starts_are_what_they_always_were(time_aligned):
+    """The draws of all results with one start an episode: a fraction of the starts there are, rounded down."""
+    episodes = of_lengths(*range(30, 80))
+    episode, step = draw_starts(episodes, 700, 3, time_aligned=time_aligned, generator=torch.Generator().manual_seed(7))
+    generator = torch.Generator().manual_seed(7)
+    possible = episodes.lengths - 2
+    expected = torch.multinomial(possible.double(), 700, replacement=True, generator=generator)
+    count = possible[expected].min().expand(700) if time_aligned else possible[expected]
+    fraction = torch.rand(1 if time_aligned else 700, generator=generator)
+    assert torch.equal(episode, expected) and torch.equal(step, (fraction * count).long().minimum(count - 1))
 
 
 def test_settings_that_cannot_work_are_refused(block_episodes):

@@ -268,8 +268,9 @@ def draw_paths(
 ) -> Paths:
     """A batch of windows: ``batch_size / window`` of them, ``starts_per_episode`` from each episode drawn.
 
-    Episodes are drawn with replacement in proportion to their windows; the starts within one are different steps while it has
-    enough. ``time_aligned`` uses the same starts in all episodes.
+    Episodes are drawn with replacement in proportion to their windows. The starts within one are different steps, every set
+    of them as likely, while it has enough; else they are all that it has, and the rest drawn from these. ``time_aligned``
+    uses the same starts in all episodes.
 
     Departure: C-SWM's authors pass through the data in shuffled epochs; we draw with replacement, because a batch then
     is a function of the generator alone and a killed run resumes exactly.
@@ -309,11 +310,16 @@ def draw_starts(
     count = possible[episode]
     if time_aligned:
         count = count.min().expand(groups)
-    # S different starts in order: S draws from the starts that S - 1 gaps of one leave, and the gaps put back.
-    fraction = (
-        torch.rand(1 if time_aligned else groups, S, generator=generator, device=episodes.device).sort(dim=1).values
-    )
-    room = (count - S + 1).clamp(min=1)[:, None]
-    step = (fraction * room).long().clamp(max=room - 1) + torch.arange(S, device=episodes.device)
-    step = step.minimum(count[:, None] - 1)
+    # S different starts, every set of them as likely (Floyd's sampling): round j draws from the first `first` starts, and
+    # takes the last of these where what it drew is taken. Where there are fewer than S, the rounds too many draw from all.
+    fraction = torch.rand(1 if time_aligned else groups, S, generator=generator, device=episodes.device)
+    step = torch.zeros(groups, S, dtype=torch.int64, device=episodes.device)
+    rounds = torch.arange(S, device=episodes.device)
+    for j in range(S):
+        first = count - S + 1 + j
+        first = torch.where(first > 0, first, count)
+        drawn = (fraction[:, j] * first).long().minimum(first - 1)
+        taken = (step == drawn[:, None]) & (rounds < j) & (rounds >= (S - count)[:, None])
+        step[:, j] = torch.where(taken.any(dim=1), first - 1, drawn)
+    step = step.sort(dim=1).values
     return episode.repeat_interleave(S), step.flatten()
