@@ -28,7 +28,7 @@ from worldmodels.losses import polar_loss, polar_parts, polar_truth
 from worldmodels.metrics import balanced_accuracy, confusion_matrix, f1_scores, macro_f1
 from worldmodels.models.views import ViewWorldModel, view_model
 from worldmodels.seeing import PixelTally, PolarTally, _stitched, said_and_seen
-from worldmodels.tasks.views import PartialViews
+from worldmodels.tasks.views import PartialViews, ViewBatch
 
 from .helpers import given
 
@@ -565,6 +565,28 @@ def test_absent_views_may_hold_anything_in_training_too():
         asked = views.at(slice(1, None))
         model(strange.at(slice(0, 2)), strange.positions[1:], asked.mask).square().mean().backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("seen_before", [False, True])
+@pytest.mark.parametrize("name", ["s2gru", "s2rmc", "lstm"])
+@pytest.mark.parametrize("polar", [False, True])
+def test_a_batch_in_which_nobody_sees_anything_has_no_loss(tmp_path, polar, name, seen_before):
+    """Every gradient is there, as two processes need them, and zero; what was seen before makes no difference."""
+    task = make_task(tmp_path, polar=polar)
+    shape, said = ((15, 3, 6), 15) if polar else ((1, 7, 7), 1)
+    model = make_model(name, shape, said, polar)
+    views = make_views(shape=shape)
+    batch = ViewBatch(views, torch.zeros(2).long(), torch.zeros(2).long())
+    task.losses(model, batch, torch.Generator())["loss"].backward()
+    expected = {key for key, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    mask = torch.zeros_like(views.mask)
+    mask[0] = seen_before
+    values = task.losses(model, batch._replace(views=views._replace(mask=mask)), torch.Generator())
+    assert all(float(value.detach()) == 0.0 for value in values.values())
+    values["loss"].backward()
+    grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    assert set(grads) == expected and not any(bool(grad.any()) for grad in grads.values())
 
 
 def test_the_oracle_sees_what_it_is_asked(tmp_path):

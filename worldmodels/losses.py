@@ -192,9 +192,12 @@ def polar_loss(maps: Float[Tensor, "M C I J"], images: Float[Tensor, "M D I J"])
     terms leave it out.
 
     Args:
-        maps: predicted, 1 + 10 + 4 channels.
+        maps: predicted, 1 + 10 + 4 channels. Of no maps at all (M = 0) the loss is 0, still with a graph to go back through.
         images: true, their first 14 channels count.
     """
+    if len(maps) == 0:
+        none = maps.sum()
+        return PolarLoss(none, none, none, none)
     friendly, unit_type, hecs = polar_parts(maps)
     true_friendly, true_type, true_hecs = polar_truth(images)
     first = F.binary_cross_entropy_with_logits(friendly, true_friendly)

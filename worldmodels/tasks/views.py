@@ -259,7 +259,7 @@ class PartialViews:
         return ViewWorldModel(model) if self.contrastive else model
 
     def losses(self, model: nn.Module, batch: ViewBatch, generator: torch.Generator) -> dict[str, Tensor]:
-        """The loss of the objective and its terms."""
+        """The loss of the objective and its terms; 0 of a batch in which nobody sees anything of what is asked."""
         if self.contrastive:
             slots, pred_slots = model(batch.views)
             T, B = pred_slots.shape[:2]
@@ -278,7 +278,7 @@ class PartialViews:
         if self.polar:
             terms = polar_loss(said, truth)
             return {"loss": terms.total, "friendly": terms.friendly, "unit_type": terms.unit_type, "hecs": terms.hecs}
-        return {"loss": F.binary_cross_entropy_with_logits(said, truth)}
+        return {"loss": F.binary_cross_entropy_with_logits(said, truth) if len(said) else said.sum()}
 
     # Scores.
 
