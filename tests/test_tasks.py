@@ -249,7 +249,7 @@ def test_matching_demands_distinct_rules():
         """Applies rule 1 to everything, which is pure but no match."""
 
         capabilities = Capabilities(memory=False, rules=True)
-        token_size, num_slots, slot_size, num_rules = 4, 2, 2, 4
+        token_size, num_slots, slot_size, num_rules, rules_see = 4, 2, 2, 4, "slot"
 
         def __init__(self):
             super().__init__()
@@ -289,6 +289,14 @@ def test_rules_that_see_slots_cannot_copy_the_output(core_class):
     assert same.sum() > 5 and torch.equal(changes[same], other_changes[same])
     with pytest.raises(ValueError, match="rules_see is 'all'"):
         core_class(4, 2, 2, rules_see="all")
+
+
+@pytest.mark.parametrize("core_class", [SNPS, PNPS, RoutingNPS])
+def test_arithmetic_refuses_rules_that_see_the_answer(core_class):
+    task = CoordinateArithmetic()
+    with pytest.raises(UserError, match=r"core\.rules_see=slot"):
+        task.model(given(core_class(4, 2, 2)), {})
+    task.model(given(core_class(4, 2, 2, rules_see="slot")), {})
 
 
 def test_routing_equals_its_plain_form():
@@ -466,6 +474,7 @@ def test_scores_are_logged_on_the_way(at_home):
         (["train", "experiment=adding", "size=smoke", "core=scoff", "memory=carry"], "leave them out"),
         (["train", "experiment=adding", "size=smoke", "core=scoff", "task.test_cuonts=[3]"], "test_counts"),
         (["train", "experiment=arithmetic", "size=smoke", "core=gnn"], "applies rules"),
+        (["train", "task=arithmetic", "size=smoke", "core=snps"], "set core.rules_see=slot"),
         (["train", "experiment=gridworld", "size=smoke", "core=entnet", "task.length=2"], "first 4 statements"),
         (["train", "task=addding"], "did you mean 'adding'"),
         (["evaluate", "run=runs/adding", "data=data/x"], "leave out data="),

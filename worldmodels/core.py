@@ -80,7 +80,7 @@ class Capabilities(NamedTuple):
         one_vector: its state is one vector, of which slots are equal parts.
         transition: what it returns depends on what is in the slots, so it can be the transition of a world model.
         places: it takes the positions of tokens, and answers at any position, see ``SpatialCore``.
-        rules: it applies rules to slots, and ``explain`` says which ("rule").
+        rules: it applies rules to slots, and ``explain`` says which ("rule"), see ``RuleCore``.
     """
 
     memory: bool = True
@@ -136,6 +136,14 @@ class SpatialCore(RecurrentCore, Protocol):
     def keep(self, modules: list[int]) -> "SpatialCore":
         """The same core with these modules only."""
         ...
+
+
+@runtime_checkable
+class RuleCore(RecurrentCore, Protocol):
+    """A core with ``capabilities.rules``: how many there are, and whether they see the whole "token" or its "slot" alone."""
+
+    num_rules: int
+    rules_see: str
 
 
 def reset_where(starts: Bool[Tensor, " B"], initial: State, state: State) -> State:

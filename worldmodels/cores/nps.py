@@ -5,7 +5,8 @@ Goyal et al. 2021, "Neural Production Systems", section 3, Algorithms 1 (sequent
 The first ``slot_size`` features of a token are the slot V_i; the rest (the action) is attached to it unchanged at every
 stage, and rules change the slot alone: the paper's Table 7 lets a rule's output be as long as V, action included, but an
 action is not state. With ``rules_see="slot"`` what is attached takes part in the choices but not in the rules: so the
-arithmetic task (appendix D) lets the choices see the true output that the rules must not copy.
+arithmetic task (appendix D) lets the choices see the true output that the rules must not copy. Cores say it by an attribute
+``rules_see``, for tasks that must know.
 
 Departures:
 - Step 3 queries with W^q in section 3.1 and with a matrix of its own in the algorithms; we follow the algorithms.
@@ -128,6 +129,7 @@ class SNPS(nn.Module):
         self.num_slots = num_slots
         self.slot_size = slot_size
         self.num_rules = num_rules
+        self.rules_see = rules_see
         self.num_stages = num_stages
         self.temperature = temperature
         self.rules = _Rules(
@@ -230,6 +232,7 @@ class PNPS(nn.Module):
         self.num_slots = num_slots
         self.slot_size = slot_size
         self.num_rules = num_rules
+        self.rules_see = rules_see
         self.num_stages = num_stages
         self.temperature = temperature
         self.chooses = num_rules > 1  # with a single rule there is nothing to choose in step 3
@@ -336,6 +339,7 @@ class RoutingNPS(nn.Module):
         self.num_slots = num_slots
         self.slot_size = slot_size
         self.num_rules = num_rules
+        self.rules_see = rules_see
         self.temperature = temperature
         self.mlps = GroupedMLP(num_rules, 2 * _seen_size(token_size, slot_size, rules_see), hidden_size, slot_size)
         sizes = [num_slots * token_size, *[routing_size] * 4]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
-from ..core import Tokens
+from ..core import RuleCore, Tokens
 from ..data import sequences as data
 from ..errors import UserError
 from ..models.sequence import SlotChange
@@ -58,12 +58,17 @@ class CoordinateArithmetic:
         return {}
 
     def model(self, core: CoreBuilder, about: Mapping[str, Any]) -> SlotChange:
-        """A ``SlotChange``."""
+        """A ``SlotChange``; refuses a core whose rules see the whole token, for they could copy the answer."""
         built = core(_TOKEN_SIZE, num_tokens=2, num_slots=2, slot_size=_SLOT_SIZE)
         if not built.capabilities.rules or built.capabilities.memory or built.slot_size != _SLOT_SIZE:
             raise UserError(
                 f"the arithmetic task needs a core that applies rules to slots of {_SLOT_SIZE}, like core=snps or "
                 f"core=routing; got {type(built).__name__} with slots of {built.slot_size}"
+            )
+        if cast(RuleCore, built).rules_see != "slot":
+            raise UserError(
+                "the arithmetic task's tokens hold the answer, which the choices may see and the rules must not; set "
+                "core.rules_see=slot"
             )
         return SlotChange(built)
 
@@ -92,7 +97,7 @@ class CoordinateArithmetic:
         if rule.dim() == 2:  # a rule for each slot
             rule = rule[torch.arange(len(rule)), primary]
         right_slot = chosen["primary"][:, 0] == primary if "primary" in chosen else rule >= 0
-        count = max(int(rule.max()) + 1, getattr(model.core, "num_rules", 0))
+        count = max(int(rule.max()) + 1, cast(RuleCore, model.core).num_rules)
         uses = torch.zeros(len(data.OPERATIONS), count + 1, dtype=torch.long)
         uses.index_put_((operation, torch.where(rule < 0, count, rule)), torch.ones_like(rule), accumulate=True)
         rules, null = uses[:, :count], uses[:, count]
