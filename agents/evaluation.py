@@ -61,7 +61,7 @@ def play(
     done = np.zeros(B, dtype=int)
     told = False
     while (done < share).any():
-        actions, _, _, state = policy.act(observations, state, starts, deterministic)
+        actions, _, _, state = policy(observations, state, starts, deterministic)
         step = envs.advance(policy.bounded(actions))
         valid = ~empty.numpy()
         total += step.rewards[counted].cpu().numpy() * valid

@@ -64,7 +64,7 @@ def episode(policy: RecurrentPolicy, envs: VectorEnvAdapter, folder: Path, *, se
             frames.append(frame)
         here = each(lambda part: part.to(policy.device), observations)
         explained.append({name: part[0].cpu() for name, part in policy.explain(here, state).items()})
-        actions, _, _, state = policy.act(here, state, starts.to(policy.device))
+        actions, _, _, state = policy(here, state, starts.to(policy.device))
         step = envs.advance(policy.bounded(actions))
         observations, starts = step.observations, torch.zeros(B, dtype=torch.bool)
         if bool((step.terminated | step.truncated)[0]):

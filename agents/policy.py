@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import CombinedExtractor, MlpExtractor, NatureCNN
 from torch import Tensor, nn
@@ -80,6 +81,9 @@ class RecurrentPolicy(ActorCriticPolicy):
     The policy stays in evaluation mode while it learns: choices are the argmax, with the straight-through gradient, and
     neither dropout nor batch statistics act. SB3 puts a policy into training mode for its update; then choices would be
     drawn anew there and PPO's first ratio would not be one.
+
+    ``forward``, ``predict_values``, ``evaluate_actions`` and ``get_distribution`` are SB3's, but ask for the memory as well,
+    as those of sb3-contrib's recurrent policies do; ``predict`` is as in SB3.
 
     Args:
         observation_space: of one environment, pictures with channels first.
@@ -173,10 +177,16 @@ class RecurrentPolicy(ActorCriticPolicy):
         tokens = self.memory.tokens(features[0] if isinstance(features, tuple) else features)
         return self.memory.core.explain(self.memory.core.prepare(tokens), _actor(state))
 
-    def act(
+    def forward(  # type: ignore[override]
         self, observations: Observation, state: State, starts: Tensor, deterministic: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, State]:
         """One step of B environments.
+
+        Args:
+            observations: ``(B, ...)``.
+            state: before the step; ``initial_state(B)`` if there was none.
+            starts: ``(B,)`` bool, where an episode begins; these rows forget.
+            deterministic: the most probable actions instead of drawn ones.
 
         Returns:
             Actions ``(B, ...)``, values ``(B,)``, log probabilities ``(B,)`` and the next state.
@@ -188,15 +198,34 @@ class RecurrentPolicy(ActorCriticPolicy):
         log_probs = distribution.log_prob(actions)
         return actions.reshape(-1, *(self.action_space.shape or ())), values, log_probs, state
 
-    def value(self, observations: Observation, state: State, starts: Tensor) -> Tensor:
-        """V of one step of B environments, ``(B,)``."""
+    def get_distribution(  # type: ignore[override]
+        self, observations: Observation, state: State, starts: Tensor
+    ) -> tuple[Distribution, State]:
+        """What the actions of one step of B environments are drawn from, and the next state; arguments as of ``forward``."""
+        pi, _, state = self.remember(each(lambda part: part[None], observations), state, starts[None])
+        return self._get_action_dist_from_latent(pi[0]), state
+
+    def predict_values(  # type: ignore[override]
+        self, observations: Observation, state: State, starts: Tensor
+    ) -> Tensor:
+        """V of one step of B environments, ``(B,)``; arguments as of ``forward``."""
         _, vf, _ = self.remember(each(lambda part: part[None], observations), state, starts[None])
         return self.value_net(vf[0])[..., 0]
 
-    def evaluate_sequences(
+    def evaluate_actions(  # type: ignore[override]
         self, observations: Observation, actions: Tensor, state: State, starts: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Values, log probabilities of the actions, and entropies where they have a formula, ``(T, B)`` each."""
+        """What the policy now makes of actions that were taken.
+
+        Args:
+            observations: ``(T, B, ...)``, sequences as they were lived through.
+            actions: ``(T, B, ...)``.
+            state: before the first step.
+            starts: ``(T, B)`` bool, where an episode begins.
+
+        Returns:
+            Values, log probabilities, and entropies where they have a formula, ``(T, B)`` each.
+        """
         T, B = starts.shape
         pi, vf, _ = self.remember(observations, state, starts)
         distribution = self._get_action_dist_from_latent(pi.flatten(0, 1))
@@ -238,7 +267,7 @@ class RecurrentPolicy(ActorCriticPolicy):
             remembered = {name: torch.as_tensor(leaf, device=self.device) for name, leaf in state.items()}
             given = np.zeros(B, dtype=bool) if episode_start is None else episode_start
             starts = torch.as_tensor(given, device=self.device).bool().reshape(B)
-        actions, _, _, remembered = self.act(seen, remembered, starts, deterministic)
+        actions, _, _, remembered = self(seen, remembered, starts, deterministic)
         actions = self.bounded(actions)
         if tensors:
             return actions, remembered

@@ -228,7 +228,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
                 buffer.states.append(state)
             _put(buffer.observations, t, new_obs)
             buffer.starts[t], buffer.valid[t] = starts, ~empty
-            actions, values, log_probs, state = self.policy.act(new_obs, state, starts)
+            actions, values, log_probs, state = self.policy(new_obs, state, starts)
             buffer.actions[t], buffer.values[t], buffer.log_probs[t] = actions, values, log_probs
             clipped_actions = self.policy.bounded(actions)
             if isinstance(env, VectorEnvAdapter):
@@ -254,9 +254,9 @@ class RecurrentPPO(OnPolicyAlgorithm):
             if step.final is not None:
                 rows, last = step.final
                 kept = {name: leaf[rows] for name, leaf in state.items()}
-                cut.append((t, rows, self.policy.value(last, kept, torch.zeros_like(rows, dtype=torch.bool))))
+                cut.append((t, rows, self.policy.predict_values(last, kept, torch.zeros_like(rows, dtype=torch.bool))))
         buffer.next_values[:-1] = buffer.values[1:]
-        buffer.next_values[-1] = self.policy.value(new_obs, state, starts)
+        buffer.next_values[-1] = self.policy.predict_values(new_obs, state, starts)
         for t, rows, values in cut:
             buffer.next_values[t, rows] = values
         buffer.advantages = advantages(
@@ -349,7 +349,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
         def mean(x: Tensor) -> Tensor:
             return (x * batch.valid).sum() / count.clamp(min=1)
 
-        values, log_probs, entropy = self.policy.evaluate_sequences(
+        values, log_probs, entropy = self.policy.evaluate_actions(
             batch.observations, batch.actions, batch.state, batch.starts
         )
         advantage = batch.advantages
