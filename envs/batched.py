@@ -257,6 +257,8 @@ def _like(mask: Tensor, value: Tensor) -> Tensor:
 class SingleEnv(gym.Env[Any, Any]):
     """One copy of a batched environment as a plain Gymnasium environment with numpy observations.
 
+    What its infos call "success" they also call "is_success", the name under which Stable-Baselines3 looks for it.
+
     Args:
         batched: the environment, with ``num_envs=1`` and no time limit of its own.
     """
@@ -272,18 +274,24 @@ class SingleEnv(gym.Env[Any, Any]):
         """Start a new episode; ``options`` are those of the batched environment, with or without the axis B = 1."""
         super().reset(seed=seed)
         observation, info = self.batched.reset(seed=seed, options=options)
-        return _first(observation), _first(info)
+        return _first(observation), _told(info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One step; ``truncated`` is left to Gymnasium's TimeLimit."""
         actions = np.asarray(action)[None]
         observation, reward, terminated, truncated, info = self.batched.step(actions)
-        return _first(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _first(info)
+        return _first(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), _told(info)
 
     def render(self) -> np.ndarray | None:
         """The picture (H, W, 3) uint8, or None if no render mode was asked for."""
         images = self.batched.render()
         return None if images is None else images[0]
+
+
+def _told(info: dict[str, Any]) -> dict[str, Any]:
+    """The infos of the one copy, its success by both names."""
+    told: dict[str, Any] = _first(info)
+    return told | ({"is_success": bool(told["success"])} if "success" in told else {})
 
 
 def _first(value: Any) -> Any:

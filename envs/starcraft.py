@@ -446,8 +446,8 @@ class StarCraft2(gym.Env[Any, Any]):
     The game is started by the first reset. It takes a seed only with a new game, so ``reset(seed=...)`` starts it
     again, which takes seconds; resets without a seed do not. With a seed the game is deterministic (docs/protocol.md).
 
-    Info: "game_loop", "score"; at the end on maps for two players "success". The attribute ``units`` has all units of the
-    last observation (``Units``).
+    Info: "game_loop", "score"; at the end on maps for two players "success", also as "is_success". The attribute ``units``
+    has all units of the last observation (``Units``).
 
     Args:
         map_name: one of pysc2's maps.
@@ -619,7 +619,7 @@ class StarCraft2(gym.Env[Any, Any]):
         self._ended = bool(step.last())
         result = self._ended and step.discount == 0
         if result and not self._single_player:
-            info["success"] = bool(step.reward > 0)
+            info["success"] = info["is_success"] = bool(step.reward > 0)
         terminated = result and not (self._single_player and bool(observation["mask"].any()))
         return observation, float(step.reward), terminated, self._ended and not terminated, info
 

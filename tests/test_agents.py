@@ -154,7 +154,7 @@ def test_the_first_ratio_is_one(core, sequence_length):
     assert not buffer.valid.all() and buffer.terminated.any()
     seen = 0
     for batch in buffer.minibatches(32):
-        values, log_probs, _ = model.policy.evaluate_sequences(
+        values, log_probs, _ = model.policy.evaluate_actions(
             batch.observations, batch.actions, batch.state, batch.starts
         )
         assert torch.allclose(log_probs, batch.log_probs, atol=1e-5)
@@ -256,6 +256,59 @@ def test_a_row_that_starts_forgets():
     _, one_forgot = model.predict(seen, state, np.array([True, False]))
     assert np.allclose(one_forgot["hidden"][0], fresh["hidden"][0])
     assert not np.allclose(one_forgot["hidden"][1], fresh["hidden"][1])
+
+
+@pytest.mark.parametrize("core", ["gru", "gnn"])
+def test_sb3s_methods_of_a_policy_ask_for_its_memory(core):
+    """Step by step with the state handed on they say what the rollout wrote down; without it they say what is missing."""
+    model = ppo(gym.make_vec("worldmodels/Recall-v0", num_envs=4, delay=2), core)
+    buffer = rolled(model)
+    policy, state = model.policy, model.initial_state(4)
+    with torch.no_grad():
+        for t in range(16):
+            seen, starts = buffer.observations[t], buffer.starts[t]
+            assert torch.allclose(policy.predict_values(seen, state, starts), buffer.values[t], atol=1e-6)
+            distribution, after = policy.get_distribution(seen, state, starts)
+            assert torch.allclose(distribution.log_prob(buffer.actions[t]), buffer.log_probs[t], atol=1e-6)
+            actions, values, log_probs, state = policy(seen, state, starts, deterministic=True)
+            assert torch.equal(actions, distribution.mode()) and torch.allclose(values, buffer.values[t], atol=1e-6)
+            assert torch.allclose(log_probs, distribution.log_prob(actions)) and state.keys() == after.keys()
+            assert all(torch.equal(state[name], after[name]) for name in state)
+    for method in (policy, policy.predict_values, policy.get_distribution):
+        with pytest.raises(TypeError, match="missing .*'state'"):
+            method(seen)
+    with pytest.raises(TypeError, match="missing .*'state'"):
+        policy.evaluate_actions(seen, actions)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::tqdm.TqdmExperimentalWarning"
+)  # SB3 hides it; pytest's own filters come after SB3's
+def test_sb3s_progress_bar(capsys):
+    ppo(gym.make_vec("worldmodels/Recall-v0", num_envs=4, delay=2)).learn(128, progress_bar=True)
+    assert "128/128" in capsys.readouterr().out
+
+
+def test_sb3_reads_the_success_of_our_environments(tmp_path):
+    """Of single ones with SB3's own PPO, Monitor and EvalCallback, and of batched ones through the adapter."""
+    options = {"delay": 1, "num_cues": 2}
+    model = PPO("MlpPolicy", make_vec_env("worldmodels/Recall-v0", 2, env_kwargs=options), n_steps=32, device="cpu")
+    single = make_vec_env("worldmodels/Recall-v0", 1, env_kwargs=options)
+    watching = EvalCallback(single, n_eval_episodes=8, eval_freq=32, log_path=str(tmp_path), verbose=0)
+    model.learn(64, watching)
+    assert len(model.ep_success_buffer) == len(model.ep_info_buffer) == 20
+    assert [bool(info["r"]) for info in model.ep_info_buffer] == list(model.ep_success_buffer)
+    told = np.load(tmp_path / "evaluations.npz")
+    assert np.array_equal(told["successes"], told["results"] == 1)
+    vector = VectorEnvAdapter(gym.make_vec("worldmodels/Recall-v0", num_envs=2, **options))
+    plain = PPO("MlpPolicy", vector, n_steps=32, device="cpu").learn(64)
+    assert [bool(info["r"]) for info in plain.ep_info_buffer] == list(plain.ep_success_buffer)
+    env = gym.make("worldmodels/Recall-v0", **options)
+    _, info = env.reset(seed=0)
+    assert info["is_success"] is False and not info["success"]
+    for action in (0, 0, int(info["cue"])):
+        _, _, _, _, info = env.step(action)
+    assert info["is_success"] is True and info["success"]
 
 
 class Watching(BaseCallback):
@@ -377,7 +430,7 @@ def test_other_actions(space):
 
     model = ppo(make_vec_env(Acting, 2))
     batch = next(rolled(model).minibatches(32))
-    _, log_probs, _ = model.policy.evaluate_sequences(batch.observations, batch.actions, batch.state, batch.starts)
+    _, log_probs, _ = model.policy.evaluate_actions(batch.observations, batch.actions, batch.state, batch.starts)
     assert torch.allclose(log_probs, batch.log_probs, atol=1e-5)
     model.learn(32)
     assert model.predict(Counting().reset()[0])[0].shape == space.shape
