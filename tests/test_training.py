@@ -49,7 +49,7 @@ def windows(settings, objective):
 
 
 def train(model, data, settings, run, *, objective, evaluate=None, resume=False):
-    fabric, drawn = make_fabric(settings), windows(settings, objective)
+    fabric, drawn = make_fabric(settings.accelerator, settings.precision), windows(settings, objective)
     draw = drawn.batches(data, settings.batch_size, fabric.device)
     losses = lambda wrapped, generator: drawn.losses(wrapped, draw(generator), generator)  # noqa: E731
     more = {"seed": 3, "tag": "wm", "unit": "transitions", "evaluate": evaluate, "resume": resume, "quiet": True}

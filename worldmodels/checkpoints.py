@@ -149,8 +149,14 @@ def load_weights(path: Path, model: nn.Module) -> None:
         raise UserError(f"{path} was made by another model than its config.yaml says: {first}") from error
 
 
-def restore(run: Path, model: nn.Module, rank: int = 0) -> tuple[int, dict[str, Any]] | None:
+def restore(run: Path, model: nn.Module, rank: int = 0, processes: int = 1) -> tuple[int, dict[str, Any]] | None:
     """Bring a model back to the newest checkpoint; returns its step and this process's state, None if there is none.
+
+    Args:
+        run: the run's folder.
+        model: takes the weights.
+        rank: of this process.
+        processes: how many there are.
 
     Raises:
         UserError: damaged or foreign, or written by another number of processes.
@@ -159,10 +165,14 @@ def restore(run: Path, model: nn.Module, rank: int = 0) -> tuple[int, dict[str, 
     if path is None:
         return None
     meta = read_meta(path)
+    if meta["processes"] != processes:
+        raise UserError(
+            f"{path} was written by {meta['processes']} processes, here are {processes}; resume with as many"
+        )
     load_weights(path, model)
     file = path / f"trainer_{rank}.pt"
     if not file.is_file():
-        raise UserError(f"{file} is missing: the run had {meta['processes']} processes; resume it with as many")
+        raise UserError(f"{file} is missing; the checkpoint is damaged")
     with reading(file), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about foreign files; the error says it in one line
         return int(meta["step"]), torch.load(file, map_location="cpu", weights_only=True)

@@ -158,7 +158,7 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
     if not resume and (path / CONFIG).exists():
         raise UserError(f"{path} holds a run already; go on with resume={path}, or choose another folder")
     settings = TrainerSettings(**config["trainer"])
-    fabric = make_fabric(settings)
+    fabric = make_fabric(settings.accelerator, settings.precision)
     check_settings(settings, fabric.world_size)
     if settings.threads > 0:  # for collecting data as well
         torch.set_num_threads(settings.threads)

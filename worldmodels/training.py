@@ -75,8 +75,8 @@ def learning_rate(step: int, settings: TrainerSettings) -> float:
     return settings.learning_rate * warm * 0.5 * (1.0 + math.cos(math.pi * step / settings.steps))
 
 
-def make_fabric(settings: TrainerSettings) -> Any:
-    """Lightning Fabric on the devices of the settings, or on the processes that torchrun started.
+def make_fabric(accelerator: str = "auto", precision: str = "32-true") -> Any:
+    """Lightning Fabric on one device, or on the processes that torchrun started; see ``TrainerSettings``.
 
     It is imported here, because that takes seconds that commands which do not train need not wait.
 
@@ -87,19 +87,18 @@ def make_fabric(settings: TrainerSettings) -> Any:
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     nodes = int(os.environ.get("WORLD_SIZE", 1)) // local
-    accelerator = settings.accelerator
     if accelerator == "auto":  # a Mac's own accelerator has no float64, which drawing batches and ranks need
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     if accelerator not in ("cpu", "cuda") or (accelerator == "cuda" and not torch.cuda.is_available()):
         raise UserError(f"trainer.accelerator={accelerator} is not available here; use auto or cpu")
-    if settings.precision not in ("32-true", "bf16-mixed"):
-        raise UserError(f"trainer.precision={settings.precision}; expected 32-true or bf16-mixed")
+    if precision not in ("32-true", "bf16-mixed"):
+        raise UserError(f"trainer.precision={precision}; expected 32-true or bf16-mixed")
     fabric = Fabric(
         accelerator=accelerator,
         devices=local,
         num_nodes=nodes,
         strategy="ddp" if local * nodes > 1 else "auto",
-        precision=settings.precision,  # type: ignore[arg-type]
+        precision=precision,  # type: ignore[arg-type]
     )
     fabric.launch()
     return fabric
@@ -152,7 +151,7 @@ def fit(
     generator = torch.Generator(device).manual_seed(seed * 1_000_003 + 500_009 + fabric.global_rank)
     step = 0
     if resume:
-        restored = checkpoints.restore(run, model, fabric.global_rank)
+        restored = checkpoints.restore(run, model, fabric.global_rank, fabric.world_size)
         if restored is not None:
             step, state = restored
             with checkpoints.reading(checkpoints.folder(run, step)):
