@@ -178,7 +178,12 @@ class RecurrentPolicy(ActorCriticPolicy):
         return self.memory.core.explain(self.memory.core.prepare(tokens), _actor(state))
 
     def forward(  # type: ignore[override]
-        self, observations: Observation, state: State, starts: Tensor, deterministic: bool = False
+        self,
+        observations: Observation,
+        state: State,
+        starts: Tensor,
+        deterministic: bool = False,
+        among: tuple[int, int] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, State]:
         """One step of B environments.
 
@@ -187,16 +192,24 @@ class RecurrentPolicy(ActorCriticPolicy):
             state: before the step; ``initial_state(B)`` if there was none.
             starts: ``(B,)`` bool, where an episode begins; these rows forget.
             deterministic: the most probable actions instead of drawn ones.
+            among: (first, total): actions are drawn as if the B were rows first, first + 1, ... of so many, so that the noise
+                of a row does not depend on how the rows are shared out to processes.
 
         Returns:
             Actions ``(B, ...)``, values ``(B,)``, log probabilities ``(B,)`` and the next state.
         """
         pi, vf, state = self.remember(each(lambda part: part[None], observations), state, starts[None])
-        distribution = self._get_action_dist_from_latent(pi[0])
+        latent, own = pi[0], slice(None)
+        if among is not None:
+            first, total = among
+            own = slice(first, first + len(latent))
+            latent = latent.new_zeros(total, *latent.shape[1:])
+            latent[own] = pi[0]
+        distribution = self._get_action_dist_from_latent(latent)
         actions = distribution.get_actions(deterministic=deterministic)
         values = self.value_net(vf[0])[..., 0]
-        log_probs = distribution.log_prob(actions)
-        return actions.reshape(-1, *(self.action_space.shape or ())), values, log_probs, state
+        log_probs = distribution.log_prob(actions)[own]
+        return actions[own].reshape(-1, *(self.action_space.shape or ())), values, log_probs, state
 
     def get_distribution(  # type: ignore[override]
         self, observations: Observation, state: State, starts: Tensor

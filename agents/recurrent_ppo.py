@@ -22,6 +22,7 @@ from .rollout import Minibatch, Rollout, advantages, each, stacked
 from .vector import Step, VectorEnvAdapter
 
 Self = TypeVar("Self", bound="RecurrentPPO")
+LOGGED = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")  # of a minibatch
 
 
 class RecurrentPPO(OnPolicyAlgorithm):
@@ -32,6 +33,11 @@ class RecurrentPPO(OnPolicyAlgorithm):
 
     A minibatch is made of whole sequences, run by the core in one go. The state is kept where a sequence starts; gradients
     end there. An episode's first step begins with the core's initial state, which is trained like everything else.
+
+    With ``fabric`` of several processes each has environments of its own, as many as the others, and all make one update
+    together: the one that a single process with all the environments would make, but for rounding. Numbers of steps, and
+    ``batch_size``, are then those of all processes, and so are the logged values in each. Callbacks run in every process
+    and have to decide alike.
 
     Args:
         policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``RecurrentPolicy``.
@@ -59,8 +65,9 @@ class RecurrentPPO(OnPolicyAlgorithm):
         tensorboard_log: folder of TensorBoard events, or None.
         policy_kwargs: of the policy, as in SB3.
         verbose: 0 silent, 1 tables.
-        seed: of everything random.
+        seed: of everything random; several processes are given the same.
         device: "auto", "cpu", "cuda".
+        fabric: Lightning Fabric, launched, whose processes learn together; None for one process.
 
     Raises:
         ValueError: sizes that do not fit together.
@@ -101,6 +108,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
         verbose: int = 0,
         seed: int | None = None,
         device: torch.device | str = "auto",
+        fabric: Any = None,
         _init_setup_model: bool = True,
     ):
         super().__init__(
@@ -128,6 +136,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
         self.batch_size, self.n_epochs, self.sequence_length = batch_size, n_epochs, sequence_length
         self.clip_range, self.clip_range_vf = clip_range, clip_range_vf
         self.normalize_advantage, self.target_kl = normalize_advantage, target_kl
+        self.fabric = fabric if fabric is not None and fabric.world_size > 1 else None
         if _init_setup_model:
             self._setup_model()
 
@@ -138,18 +147,19 @@ class RecurrentPPO(OnPolicyAlgorithm):
         return BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     def _setup_model(self) -> None:
+        first_env, all_envs = self._share()
         L = self.n_steps if self.sequence_length is None else self.sequence_length
         at_least_one(n_steps=self.n_steps, sequence_length=L, n_epochs=self.n_epochs)
         if self.n_steps % L:
             raise ValueError(f"sequence_length is {L}; it must divide n_steps, {self.n_steps}")
-        if self.batch_size % L or not L <= self.batch_size <= self.n_steps * self.n_envs:
+        if self.batch_size % L or not L <= self.batch_size <= self.n_steps * all_envs:
             raise ValueError(
                 f"batch_size is {self.batch_size}; a minibatch is whole sequences of {L} steps, so give a multiple of {L} up "
-                f"to n_steps x environments = {self.n_steps * self.n_envs}"
+                f"to n_steps x environments = {self.n_steps * all_envs}"
             )
-        if self.n_steps * self.n_envs % self.batch_size:
+        if self.n_steps * all_envs % self.batch_size:
             warnings.warn(
-                f"a rollout has {self.n_steps * self.n_envs} steps, no multiple of batch_size={self.batch_size}: its last "
+                f"a rollout has {self.n_steps * all_envs} steps, no multiple of batch_size={self.batch_size}: its last "
                 "minibatch will be smaller",
                 UserWarning,
                 stacklevel=2,
@@ -166,15 +176,42 @@ class RecurrentPPO(OnPolicyAlgorithm):
             **self.policy_kwargs,
         ).to(self.device)
         self.rollout_buffer = Rollout(
-            self.n_steps, self.n_envs, L, self.observation_space, self.action_space, torch.device(self.device)
+            self.n_steps,
+            self.n_envs,
+            L,
+            self.observation_space,
+            self.action_space,
+            torch.device(self.device),
+            first_env,
+            all_envs,
         )
         self.clip_range = FloatSchedule(self.clip_range)
         if self.clip_range_vf is not None:
             self.clip_range_vf = FloatSchedule(self.clip_range_vf)
 
+    def _share(self) -> tuple[int, int]:
+        """How many environments come before this process's own, and how many all processes have.
+
+        Raises:
+            ValueError: environments or a seed that several processes cannot share.
+        """
+        if self.fabric is None:
+            return 0, self.n_envs
+        if not isinstance(self.env, VectorEnvAdapter) or self.seed is None:
+            raise ValueError(
+                f"{self.fabric.world_size} processes learn together; give each a gymnasium.vector.VectorEnv and the same seed"
+            )
+        self.env.first_env = self.fabric.global_rank * self.n_envs
+        return self.env.first_env, self.fabric.world_size * self.n_envs
+
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """Learn from other environments from now on; as in SB3."""
+        super().set_env(env, force_reset)
+        self._share()
+
     def _excluded_save_params(self) -> list[str]:
         own = ["_last_obs", "_last_episode_starts", "_state", "_empty", "_returns", "_lengths"]  # go together
-        return [*super()._excluded_save_params(), *own]
+        return [*super()._excluded_save_params(), *own, "fabric"]
 
     def _setup_learn(
         self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any, **kwargs: Any
@@ -192,7 +229,8 @@ class RecurrentPPO(OnPolicyAlgorithm):
         self._state = {name: leaf.clone() for name, leaf in self.policy.initial_state(B).items()}
         self._last_episode_starts = torch.ones(B, dtype=torch.bool, device=self.device)  # type: ignore[assignment]
         self._empty = torch.zeros(B, dtype=torch.bool, device=self.device)
-        self._returns, self._lengths = np.zeros(B), np.zeros(B, dtype=int)
+        counted = self.rollout_buffer.all_envs
+        self._returns, self._lengths = np.zeros(counted), np.zeros(counted, dtype=int)
 
     def learn(
         self: Self,
@@ -203,7 +241,8 @@ class RecurrentPPO(OnPolicyAlgorithm):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
-        """Train for so many steps of all environments together; arguments as in SB3."""
+        """Train for so many steps of all environments together; arguments as in SB3, whose bar counts one process only."""
+        progress_bar = progress_bar and self.fabric is None
         return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     @torch.no_grad()
@@ -216,6 +255,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
         on_device = isinstance(env, VectorEnvAdapter) and env.takes_tensors
         infos: list[dict[str, Any]]
         told = False
+        among = None if self.fabric is None else (buffer.first_env, buffer.all_envs)
         buffer.states.clear()
         self.policy.set_training_mode(False)
         callback.on_rollout_start()
@@ -228,7 +268,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
                 buffer.states.append(state)
             _put(buffer.observations, t, new_obs)
             buffer.starts[t], buffer.valid[t] = starts, ~empty
-            actions, values, log_probs, state = self.policy(new_obs, state, starts)
+            actions, values, log_probs, state = self.policy(new_obs, state, starts, among=among)
             buffer.actions[t], buffer.values[t], buffer.log_probs[t] = actions, values, log_probs
             clipped_actions = self.policy.bounded(actions)
             if isinstance(env, VectorEnvAdapter):
@@ -236,7 +276,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
             else:
                 step, infos = _sb3_step(env, clipped_actions)
             step = _on(step, self.device)
-            self.num_timesteps += env.num_envs
+            self.num_timesteps += buffer.all_envs
             new_obs, rewards, dones = step.observations, step.rewards, step.terminated | step.truncated
             buffer.rewards[t], buffer.terminated[t], buffer.truncated[t] = rewards, step.terminated, step.truncated
             buffer.success[t] = False if step.success is None else step.success
@@ -278,21 +318,39 @@ class RecurrentPPO(OnPolicyAlgorithm):
         return part.to(self.device) if isinstance(part, Tensor) else obs_as_tensor(part, self.device)  # type: ignore[return-value]
 
     def _count_episodes(self, buffer: Rollout, team_size: int, *, told: bool) -> None:
-        """Returns and lengths of the episodes that ended in this rollout, for the log; one transfer from the device.
+        """Returns and lengths of the episodes of all processes that ended in this rollout; one transfer from the device.
 
         An episode of a team is one, though each of its agents is an environment.
         """
         assert self.ep_info_buffer is not None and self.ep_success_buffer is not None
-        ended = (buffer.terminated | buffer.truncated).cpu().numpy()
-        rewards, valid, success = (part.cpu().numpy() for part in (buffer.rewards, buffer.valid, buffer.success))
+        ended = buffer.terminated | buffer.truncated
+        tells = torch.full_like(ended, told)
+        parts = self._of_all(buffer.rewards, ended, buffer.valid, buffer.success, tells).cpu().numpy()
+        rewards, (ended, valid, success, tells) = parts[0], parts[1:].astype(bool)
         for t in range(len(ended)):
             self._returns += rewards[t] * valid[t]
             self._lengths += valid[t]
             for row in np.flatnonzero(ended[t, ::team_size]) * team_size:
                 self.ep_info_buffer.append({"r": float(self._returns[row]), "l": int(self._lengths[row])})
-                if told:
+                if tells.any():
                     self.ep_success_buffer.append(bool(success[t, row]))
             self._returns[ended[t]], self._lengths[ended[t]] = 0.0, 0
+
+    def _of_all(self, *parts: Tensor) -> Tensor:
+        """What the rollouts ``(T, B)`` of all processes hold, side by side in the order of their environments."""
+        buffer = self.rollout_buffer
+        whole = torch.zeros(len(parts), buffer.num_steps, buffer.all_envs, device=self.device)
+        whole[:, :, buffer.first_env : buffer.first_env + buffer.num_envs] = torch.stack(
+            [part.float() for part in parts]
+        )
+        return self._summed(whole)
+
+    def _summed(self, own: Tensor) -> Tensor:
+        """The sum of what the processes have."""
+        if self.fabric is None:
+            return own
+        total: Tensor = self.fabric.all_reduce(own, reduce_op="sum")
+        return total
 
     def train(self) -> None:
         """Update the policy with the rollout."""
@@ -335,28 +393,50 @@ class RecurrentPPO(OnPolicyAlgorithm):
     def _descend(self, loss: Tensor) -> Tensor:
         """One step of the optimiser; returns the norm of the gradient before it was clipped."""
         self.policy.optimizer.zero_grad()
-        loss.backward()
+        if loss.requires_grad:
+            loss.backward()
+        if self.fabric is not None:
+            self._sum_gradients()
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
         self.policy.optimizer.step()
         return norm.detach()
 
+    def _sum_gradients(self) -> None:
+        """Give every process the gradient of the whole minibatch, the sum of the processes' shares.
+
+        DDP would take the mean, as if all shares were of the same size, and would wait for a process that has none.
+        """
+        parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        reached = [parameter.grad is not None for parameter in parameters]
+        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        sums = self._summed(torch.cat([g.flatten() for g in own] + [torch.tensor(reached, device=self.device).float()]))
+        *parts, reached_by = sums.split([*(p.numel() for p in parameters), len(parameters)])
+        for parameter, part, processes in zip(parameters, parts, reached_by.tolist(), strict=True):
+            parameter.grad = part.view_as(parameter) if processes else None
+
     def _loss(
         self, batch: Minibatch, clip_range: float, clip_range_vf: float | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """PPO's loss of a minibatch, and what is logged of it; steps that are not valid count nowhere."""
-        count = batch.valid.sum()
+        """PPO's loss of a minibatch, and what is logged of it; steps that are not valid count nowhere.
 
-        def mean(x: Tensor) -> Tensor:
+        Of several processes each returns the loss of its share of the minibatch, which together are the minibatch's.
+        """
+        count, total = self._summed(torch.stack([batch.valid.sum(), (batch.advantages * batch.valid).sum()]))
+
+        def mean(x: Tensor) -> Tensor:  # this process's share of it
             return (x * batch.valid).sum() / count.clamp(min=1)
 
+        advantage = batch.advantages
+        if self.normalize_advantage:
+            centred = advantage - total / count.clamp(min=1)
+            deviation = (self._summed((centred.square() * batch.valid).sum()) / (count - 1)).sqrt()
+            advantage = torch.where(count > 1, centred / (deviation + 1e-8), advantage)  # as SB3: one has no deviation
+        if not batch.valid.numel():  # all sequences of this minibatch are other processes'
+            nothing = torch.zeros((), device=self.device)
+            return nothing, self._told(dict.fromkeys(LOGGED, nothing))
         values, log_probs, entropy = self.policy.evaluate_actions(
             batch.observations, batch.actions, batch.state, batch.starts
         )
-        advantage = batch.advantages
-        if self.normalize_advantage:
-            centred = advantage - mean(advantage)
-            deviation = ((centred.square() * batch.valid).sum() / (count - 1)).sqrt()
-            advantage = torch.where(count > 1, centred / (deviation + 1e-8), advantage)  # as SB3: one has no deviation
         log_ratio = log_probs - batch.log_probs
         ratio = log_ratio.exp()
         policy_loss = -mean(torch.min(advantage * ratio, advantage * ratio.clamp(1 - clip_range, 1 + clip_range)))
@@ -374,14 +454,18 @@ class RecurrentPPO(OnPolicyAlgorithm):
                 "approx_kl": mean((ratio - 1) - log_ratio),
                 "clip_fraction": mean(((ratio - 1).abs() > clip_range).float()),
             }
-        return loss, {name: value.detach() for name, value in told.items()}
+        return loss, self._told(told)
+
+    def _told(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What is logged of a minibatch, of this process's share of it."""
+        return dict(zip(LOGGED, self._summed(torch.stack([own[name].detach() for name in LOGGED])), strict=True))
 
     def _log_update(self, values: Mapping[str, float], clip_range: float, clip_range_vf: float | None) -> None:
         for name, value in values.items():
             self.logger.record(f"train/{name}", value)
         buffer = self.rollout_buffer
-        valid = buffer.valid
-        variance = explained_variance(buffer.values[valid].cpu().numpy(), buffer.returns[valid].cpu().numpy())
+        values_of_all, returns, valid = self._of_all(buffer.values, buffer.returns, buffer.valid).cpu().numpy()
+        variance = explained_variance(values_of_all[valid > 0], returns[valid > 0])
         self.logger.record("train/explained_variance", float(variance))
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", self.policy.log_std.exp().mean().item())

@@ -92,6 +92,8 @@ class Rollout:
         observation_space: of one environment.
         action_space: of one environment.
         device: where everything lives.
+        first_env: how many environments come before these, in other processes.
+        all_envs: the environments of all processes; None for B.
     """
 
     def __init__(
@@ -102,9 +104,12 @@ class Rollout:
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         device: torch.device,
+        first_env: int = 0,
+        all_envs: int | None = None,
     ):
         shape = (num_steps, num_envs)
         self.num_steps, self.num_envs, self.sequence_length = num_steps, num_envs, sequence_length
+        self.first_env, self.all_envs = first_env, all_envs or num_envs
         self.observations = _room(observation_space, shape, device)
         self.actions = _room(action_space, shape, device)
         if not isinstance(action_space, (spaces.Discrete, spaces.MultiDiscrete)):
@@ -125,14 +130,21 @@ class Rollout:
     def minibatches(self, batch_size: int) -> Iterator[Minibatch]:
         """One pass over all sequences in random order.
 
+        All processes draw the same order of the sequences of all, and each is given those of a minibatch that are its own:
+        now more, now fewer, at times none. So a minibatch does not depend on the number of processes.
+
         Args:
-            batch_size: steps of a minibatch; whole sequences, so a multiple of their length.
+            batch_size: steps of a minibatch of all processes together; whole sequences, so a multiple of their length.
         """
         L = self.sequence_length
-        sequences = self.num_steps // L * self.num_envs
+        sequences = self.num_steps // L * self.all_envs
         state = {name: torch.cat([kept[name] for kept in self.states]) for name in self.states[0]}
         for chosen in torch.randperm(sequences, device=self.rewards.device).split(max(1, batch_size // L)):
-            part, env = torch.div(chosen, self.num_envs, rounding_mode="floor"), chosen % self.num_envs
+            part, env = torch.div(chosen, self.all_envs, rounding_mode="floor"), chosen % self.all_envs
+            if self.all_envs > self.num_envs:
+                env = env - self.first_env
+                own = (env >= 0) & (env < self.num_envs)
+                part, env = part[own], env[own]
 
             def of(whole: Tensor, part: Tensor = part, env: Tensor = env) -> Tensor:
                 if L == self.num_steps:
@@ -148,7 +160,7 @@ class Rollout:
                 of(self.returns),
                 of(self.starts),
                 of(self.valid),
-                {name: leaf[chosen] for name, leaf in state.items()},
+                {name: leaf[part * self.num_envs + env] for name, leaf in state.items()},
             )
 
 

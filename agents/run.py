@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from ..errors import UserError
 from ..hydra_entry import command
 from ..logging import RunLog, progress_bar, read_metrics
 from ..run import CONFIG, EVALUATION, claim, read_saved
+from ..training import make_fabric
 from . import pictures
 from .evaluation import play, summary
 from .features import FEATURES, SlotFeatures
@@ -39,7 +41,7 @@ from .vector import VectorEnvAdapter
 
 @dataclass
 class AgentEnvConfig:
-    """Which environment, and how many copies of it an agent learns from.
+    """Which environment, and how many copies of it an agent learns from, in all processes together.
 
     ``shared`` is for environments with many agents: one policy acts for each of them, seeing what that agent sees; the value
     are the options of ``worldmodels.envs.shared.AgentCopies``. Then steps of training and of a minibatch count every agent's
@@ -105,6 +107,7 @@ def ppo_options() -> dict[str, Any]:
         "verbose",
         "seed",
         "device",
+        "fabric",
     )
     parameters = inspect.signature(RecurrentPPO.__init__).parameters.values()
     return {p.name: p.default for p in parameters if p.name not in taken and not p.name.startswith("_")}
@@ -201,8 +204,8 @@ def _policy(config: Mapping[str, Any], space: spaces.Space[Any]) -> tuple[str, d
     return usual[name], arch
 
 
-def build_agent(config: Mapping[str, Any], envs: VectorEnvAdapter) -> RecurrentPPO:
-    """The agent a config describes.
+def build_agent(config: Mapping[str, Any], envs: VectorEnvAdapter, fabric: Any = None) -> RecurrentPPO:
+    """The agent a config describes; with ``fabric`` of several processes it learns from the environments of all.
 
     Raises:
         UserError: options that do not fit together.
@@ -220,7 +223,8 @@ def build_agent(config: Mapping[str, Any], envs: VectorEnvAdapter) -> RecurrentP
             **ppo,
             policy_kwargs=policy_kwargs,
             seed=config["seed"],
-            device=config["trainer"]["device"],
+            device=config["trainer"]["device"] if fabric is None else fabric.device,
+            fabric=fabric,
         )
     except UserError:
         raise
@@ -248,9 +252,9 @@ class _Writer(KVWriter):
 
 
 class _Checkpoints(BaseCallback):
-    """Saves a run every so many rollouts and at the end, and moves the progress bar."""
+    """Saves a run every so many rollouts and at the end, and moves the progress bar of the process that has the log."""
 
-    def __init__(self, path: Path, every: int, log: RunLog):
+    def __init__(self, path: Path, every: int, log: RunLog | None):
         super().__init__()
         self.path, self.every, self.log = path, every, log
 
@@ -258,7 +262,7 @@ class _Checkpoints(BaseCallback):
         self.rollouts, self.saved = 0, self.model.num_timesteps
 
     def _on_rollout_start(self) -> None:
-        self.log.advance(self.model.num_timesteps)
+        self._advance()
         if self.rollouts and self.rollouts % self.every == 0:
             self._save()
         self.rollouts += 1
@@ -267,13 +271,18 @@ class _Checkpoints(BaseCallback):
         return True
 
     def _on_training_end(self) -> None:
-        self.log.advance(self.model.num_timesteps)
+        self._advance()
         self._save()
+
+    def _advance(self) -> None:
+        if self.log is not None:
+            self.log.advance(self.model.num_timesteps)
 
     def _save(self) -> None:
         if self.model.num_timesteps > self.saved:
             assert isinstance(self.model, RecurrentPPO)
-            checkpoints.save(self.path, self.model.num_timesteps, self.model.policy, state_of(self.model))
+            model = self.model
+            checkpoints.save(self.path, model.num_timesteps, model.policy, state_of(model), model.fabric)
             self.saved = self.model.num_timesteps
 
 
@@ -424,8 +433,13 @@ class AgentRun:
         return written + pictures.episode(self.model.policy, envs, folder, seed=seed)
 
 
-def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) -> AgentRun:
+def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) -> AgentRun | None:
     """Train the agent a config describes, or go on with it, writing into a run folder.
+
+    Of several processes, started by torchrun, each has its part of the environments, and the first writes the log.
+
+    Returns:
+        The run; None in all processes but the first.
 
     Raises:
         UserError: something the user can mend.
@@ -437,28 +451,40 @@ def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = Fal
     settings = config["trainer"]
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
-    envs = _configured(config, _device(settings["device"]))
-    model = build_agent(config, envs)
-    if not resume:
+    device = _device(settings["device"])
+    fabric, rank, processes = None, 0, int(os.environ.get("WORLD_SIZE", 1))
+    number = config["env"]["num_envs"]
+    if number % processes:
+        raise UserError(f"env.num_envs={number} is no multiple of the {processes} processes, which share them")
+    if processes > 1:
+        if torch.device(device).index is not None:
+            raise UserError(
+                f"trainer.device={device} is one device, but there are {processes} processes; give its kind only"
+            )
+        fabric = make_fabric(torch.device(device).type)
+        rank, device, path = fabric.global_rank, str(fabric.device), Path(fabric.broadcast(str(path)))
+    envs = _configured(config, device, number // processes)
+    model = build_agent(config, envs, fabric)
+    if not resume and rank == 0:
         claim(path, OmegaConf.to_yaml(OmegaConf.create({**config, "model": {"agent": True}})))
-    restored = checkpoints.restore(path, model.policy) if resume else None
+    restored = checkpoints.restore(path, model.policy, rank, processes) if resume else None
     done = restored[0] if restored else 0
-    quiet = not config["logger"]["progress"]
-    log = RunLog(path, done, settings["steps"], quiet=quiet)
-    model.set_logger(Logger(None, [_Writer(log)]))
+    log = RunLog(path, done, settings["steps"], quiet=not config["logger"]["progress"]) if rank == 0 else None
+    model.set_logger(Logger(None, [] if log is None else [_Writer(log)]))
     try:
         if restored:
             with checkpoints.reading(checkpoints.folder(path, done)):
                 exact = go_on(model, done, restored[1])
-            if not exact:
+            if not exact and log is not None:
                 log.say("the environments cannot save where they are: their episodes begin anew")
         if done < settings["steps"]:
             callback = _Checkpoints(path, settings["checkpoint_every"], log)
             model.learn(settings["steps"] - done, callback, settings["log_every"], reset_num_timesteps=not restored)
     finally:
-        log.close()
+        if log is not None:
+            log.close()
         envs.close()
-    return AgentRun(path, config, model)
+    return AgentRun(path, config, model) if rank == 0 else None
 
 
 def _device(name: str) -> str:
@@ -523,9 +549,12 @@ def train_agent_command(words: Sequence[str], after: Callable[[AgentRun], None] 
     )
 
 
-def train(*overrides: str) -> AgentRun:
+def train(*overrides: str) -> AgentRun | None:
     """Train an agent from Python with the overrides of the command line; returns the run (of a sweep the last one).
+
+    Under torchrun it returns None in all processes but the first.
 
     >>> worldmodels.agents.train("experiment=gotoobjmaze", "core=scoff", "size=cpu")  # doctest: +SKIP
     """
-    return train_agent_command(overrides)[-1]
+    runs = train_agent_command(overrides)
+    return runs[-1] if runs else None

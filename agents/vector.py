@@ -48,9 +48,14 @@ class VectorEnvAdapter(VecEnv):
 
     Args:
         env: the vector environment.
+
+    Attributes:
+        first_env: how many environments come before these, in other processes; with one seed for all, every process then
+            lives through the episodes of its own part.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any]):
+        self.first_env = 0
         mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.vector_env = env
         self.mode = AutoresetMode(mode)
@@ -65,7 +70,13 @@ class VectorEnvAdapter(VecEnv):
 
     def start(self) -> Observation:
         """Start an episode everywhere: the first observations as tensors."""
-        observations, _ = self.vector_env.reset(seed=self._seeds[0])
+        seed, options, before = self._seeds[0], None, self.first_env // self.team_size
+        if before and seed is not None:
+            if self.takes_tensors:
+                options = {"first_env": before}
+            else:  # environments of others take the seed of the first one plus their number
+                seed += before
+        observations, _ = self.vector_env.reset(seed=seed, options=options)
         self._reset_seeds()
         self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=getattr(self.vector_env, "device", "cpu"))
         self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=int)

@@ -383,8 +383,8 @@ class GoToObjMaze(BatchedEnv):
         self._spread = _spread(V).to(self.device)
         self._tiles = _view_tiles(tile_size).to(self.device)
 
-    def _seed(self, seed: int | list[int] | None) -> None:
-        super()._seed(seed)
+    def _seed(self, seed: int | list[int] | None, first_env: int = 0) -> None:
+        super()._seed(seed, first_env)
         one = seed is None or isinstance(seed, (int, np.integer))
         seeds = torch.as_tensor(self._np_random_seed if one else seed, dtype=torch.int64, device=self.device)
         self._set_seeds(seeds.expand(self.num_envs))

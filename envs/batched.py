@@ -105,21 +105,25 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
                 from the stream (seed[b], 0), like a single environment reset with that seed), or None to go on to the
                 next episode of the present streams.
             options: start states set by hand; the environment's page names the keys. Or "reset_mask" ``(B,)`` bool:
-                only these copies start their next episode, whether or not the present one has ended.
+                only these copies start their next episode, whether or not the present one has ended. Or, with an integer
+                seed, "first_env": copy b draws from the stream (seed, first_env + b), so that several processes can each
+                have a part of the copies of one seed.
 
         Returns:
             Observations and infos, every entry with leading axis B.
         """
         options = dict(options or {})
-        mask = options.pop("reset_mask", None)
+        mask, first_env = options.pop("reset_mask", None), options.pop("first_env", 0)
         unknown = sorted(set(options) - set(self.option_names))
         if unknown:
-            names = ["reset_mask", *self.option_names]
+            names = ["reset_mask", "first_env", *self.option_names]
             raise ValueError(f"unknown reset option {unknown[0]!r}; this environment takes {names}")
+        if first_env and (mask is not None or not isinstance(seed, (int, np.integer))):
+            raise ValueError(f"first_env={first_env} says whose streams of a seed are taken; give one integer as seed")
         if mask is not None:
             return self._reset_some(mask, seed, options)
         if seed is not None or self._state is None:
-            self._seed(seed)
+            self._seed(seed, first_env)
         else:
             self._episode = self._episode + 1
         self._elapsed = np.zeros(self.num_envs, dtype=np.int64)
@@ -212,14 +216,14 @@ class BatchedEnv(VectorEnv[Observation, Tensor, Tensor]):
         self._state = {name.removeprefix("state/"): value for name, value in state.items()}
         return self._observe(self._state)
 
-    def _seed(self, seed: int | list[int] | None) -> None:
+    def _seed(self, seed: int | list[int] | None, first_env: int = 0) -> None:
         self._steps = 0
         index = torch.arange(self.num_envs, device=self.device)
         if seed is None:
             seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0] >> np.uint64(1))
         if isinstance(seed, (int, np.integer)):
             self._np_random, self._np_random_seed = gym.utils.seeding.np_random(int(seed))
-            self._stream = random.fold(random.seed_key(int(seed), self.device), index)
+            self._stream = random.fold(random.seed_key(int(seed), self.device), first_env + index)
         else:
             if len(seed) != self.num_envs:
                 raise ValueError(f"got {len(seed)} seeds for {self.num_envs} environments; give one seed or one each")
