@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from worldmodels.data.arrays import OnDisk, OnHost, fitting, place
 from worldmodels.data.episodes import Episodes, EpisodesWriter
 from worldmodels.errors import UserError
 
@@ -39,7 +42,7 @@ def write(path, lengths, shape=(2, 3), seed=0):
 def test_what_is_written_is_read(tmp_path_factory, lengths, shape, seed):
     path = tmp_path_factory.mktemp("x") / "data"
     written = write(path, lengths, shape, seed)
-    for episodes in (Episodes.load(path), Episodes.load(path).to("cpu")):
+    for episodes in (Episodes.load(path), Episodes.load(path).to("cpu"), Episodes.load(path, memory=0)):
         assert len(episodes) == len(lengths) and episodes.num_transitions == sum(lengths)
         assert episodes.observation_shape == shape
         for e, arrays in enumerate(written):
@@ -79,6 +82,84 @@ def test_paths_equal_slices(tmp_path):
         assert np.array_equal(paths.actions[:, b].numpy(), written[e]["actions"][t : t + 3])
     with pytest.raises(ValueError, match="leaves its episode"):
         episodes.paths(torch.tensor([0]), torch.tensor([1]), 3)
+
+
+def test_rows_from_disk_are_those_of_the_map(tmp_path):
+    write(tmp_path / "a", [3, 6, 4])
+    mapped, read = Episodes.load(tmp_path / "a"), Episodes.load(tmp_path / "a", memory=0)
+    assert all(isinstance(array, OnDisk) for array in read.arrays.values())
+    index = torch.tensor([[3, 3, 15], [0, 4, 1]])
+    for name, array in mapped.arrays.items():
+        found = read.arrays[name]
+        assert (found.shape, found.dtype, found.dim(), len(found)) == (
+            array.shape,
+            array.dtype,
+            array.dim(),
+            len(array),
+        )
+        for at in (index, index[:0], slice(4, 9), slice(None)):
+            assert torch.equal(found[at], array[at]) and found[at].dtype == array.dtype
+    starts = torch.tensor([1, 0, 2, 1]), torch.tensor([3, 0, 1, 0])
+    for a, b in zip(mapped.paths(*starts, 3), read.to("cpu").paths(*starts, 3), strict=True):
+        assert torch.equal(a, b)
+    read.save(tmp_path / "b")
+    assert (tmp_path / "a" / "manifest.json").read_text() == (tmp_path / "b" / "manifest.json").read_text()
+    for row in (-1, 16):
+        with pytest.raises(IndexError, match="of an array that has 16"):
+            read.arrays["rewards"][torch.tensor([row])]
+    damage_cut(tmp_path / "a")
+    with pytest.raises(UserError, match="ends within row 15"):
+        read.arrays["observations"][torch.tensor([15])]
+
+
+def test_the_smallest_arrays_are_held_in_memory(tmp_path):
+    assert fitting({"c": 5, "a": 3, "b": 0}, 7) == {"a", "b"} and fitting({"a": 3}, 2) == set()
+    write(tmp_path / "a", [3, 2], shape=(9, 9))
+    episodes = Episodes.load(tmp_path / "a", memory=300)
+    assert {name for name, array in episodes.arrays.items() if isinstance(array, OnDisk)} == {"observations"}
+    assert not any(isinstance(array, OnDisk) for array in Episodes.load(tmp_path / "a").arrays.values())
+
+
+def test_what_does_not_fit_on_a_device_is_gathered_on_the_host(tmp_path):
+    write(tmp_path / "a", [3, 2], shape=(9, 9))
+    device = torch.device("meta")  # a device without data: only its name can be looked at
+    arrays = Episodes.load(tmp_path / "a").arrays
+    placed = place(arrays, device, 300)
+    assert isinstance(placed["observations"], OnHost) and isinstance(placed["actions"], torch.Tensor)
+    rows = placed["observations"][torch.tensor([[6, 0]])]
+    assert rows.device == placed["actions"].device == device and rows.shape == (1, 2, 9, 9)
+    large = {"observations": placed["observations"]}
+    assert place(large, torch.device("cpu"))["observations"] is arrays["observations"]
+    assert place(large, device, 10_000)["observations"].shape == arrays["observations"].shape
+    read = place(Episodes.load(tmp_path / "a", memory=0).arrays, device)
+    assert all(isinstance(array, torch.Tensor) and array.device == device for array in read.values())
+
+
+RESIDENT = """
+import os, sys, torch
+from worldmodels.data.episodes import Episodes
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+for memory in (1 << 20, 1 << 30):
+    episodes = Episodes.load(sys.argv[1], memory=memory)
+    total, before = 0, None
+    for rows in torch.randperm(len(episodes)).split(16):
+        total += int(episodes.paths(rows, torch.zeros_like(rows), 1).observations.sum())
+        before = before or resident()
+    print(total, resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_does_not_grow_with_the_data(tmp_path):
+    frames = np.random.default_rng(0).integers(0, 256, (2, 128, 128), dtype=np.uint8)
+    with EpisodesWriter(tmp_path / "a", {}) as writer:
+        for _ in range(2048):  # 64 MB
+            writer.append({"observations": frames, "actions": np.zeros(2, np.int64)})
+    words = [sys.executable, "-P", "-c", RESIDENT, str(tmp_path / "a")]
+    said = subprocess.run(words, capture_output=True, text=True, check=True)
+    total, read, same, mapped = (int(word) for word in said.stdout.split())
+    assert total == same == 2048 * int(frames.sum(dtype=np.int64))
+    assert read < 16 and mapped > 48, f"{read} MB where rows are read, {mapped} MB where the file is mapped"
 
 
 def test_two_writers_of_the_same_data_do_not_hurt_each_other(tmp_path):

@@ -34,9 +34,10 @@ class Imagined:
     def info(self, name: str) -> Tensor | None:
         """An info array with one entry per object, ``(E, longest + 1, objects, ...)``; None if the data have none."""
         array = self.episodes.arrays.get(f"info/{name}")
-        if array is None or array.dim() < 2 or not bool(torch.isfinite(array.double()).all()):
+        if array is None or array.dim() < 2:
             return None
-        return array[self.rows]
+        found = array[self.rows]
+        return found if bool(torch.isfinite(found.double()).all()) else None
 
 
 def score(seen: Imagined, horizons: Sequence[int]) -> dict[str, Any]:

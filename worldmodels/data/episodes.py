@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..errors import UserError
+from .arrays import Array, OnDisk, budget, fitting, place
 
 FORMAT = "worldmodels episodes"
 VERSION = 1
@@ -47,13 +48,13 @@ class Episodes:
 
     Args:
         arrays: "observations", "actions", "rewards", "terminated", "truncated" and "info/..." entries, each with one
-            row per observation.
+            row per observation; tensors, or what gives a tensor of the rows asked for (see ``worldmodels.data.arrays``).
         lengths: transitions per episode, ``(E,)``.
         about: where the data are from: "env_id", "env_kwargs", "seed", "action_space", "actions_per_object" ...
     """
 
-    def __init__(self, arrays: Mapping[str, Tensor], lengths: Tensor, about: Mapping[str, Any]):
-        self.arrays = dict(arrays)
+    def __init__(self, arrays: Mapping[str, Array], lengths: Tensor, about: Mapping[str, Any]):
+        self.arrays: dict[str, Array] = dict(arrays)
         self.device = self.arrays["observations"].device
         self.lengths = lengths.to(self.device)
         self.starts = torch.cumsum(self.lengths + 1, 0) - (self.lengths + 1)
@@ -76,10 +77,15 @@ class Episodes:
         """Shape of one observation."""
         return tuple(self.arrays["observations"].shape[1:])
 
-    def to(self, device: torch.device | str) -> "Episodes":
-        """The same episodes resident on a device."""
-        arrays = {name: array.to(device) for name, array in self.arrays.items()}
-        return Episodes(arrays, self.lengths.to(device), self.about)
+    def to(self, device: torch.device | str, *, memory: int | None = None) -> "Episodes":
+        """The same episodes on a device: whole there if they fit, else large arrays stay and the rows drawn are copied.
+
+        Args:
+            device: where the rows are wanted; on the CPU nothing changes.
+            memory: bytes that arrays may take there; None for half of what is free.
+        """
+        device = torch.device(device)
+        return Episodes(place(self.arrays, device, memory), self.lengths.to(device), self.about)
 
     def rows(self, name: str, episode: Tensor, step: Tensor) -> Tensor:
         """Entries of one array by index gather; ``episode`` and ``step`` broadcast."""
@@ -122,24 +128,29 @@ class Episodes:
                 writer.append({name: array[rows].cpu().numpy() for name, array in self.arrays.items()})
 
     @classmethod
-    def load(cls, path: str | Path, *, verify: bool = True) -> "Episodes":
-        """Open a folder written by ``save`` or ``collect``, memory-mapped; ``.to(device)`` makes it resident.
+    def load(cls, path: str | Path, *, verify: bool = True, memory: int | None = None) -> "Episodes":
+        """Open a folder written by ``save`` or ``collect``; ``.to(device)`` brings it to a device.
 
-        Processes that open the same folder share the pages that the system holds of it: it is read from disk once.
+        Arrays are memory-mapped from the smallest on, as many as fit into ``memory``: processes that open the same folder
+        share the pages that the system holds of it, and it is read from disk once. Of the others each batch reads its
+        rows, and memory does not grow with the data.
 
         Args:
             path: the folder.
             verify: compare every array with its checksum, about a second per gigabyte; once while a file stays as it is.
+            memory: bytes of the arrays that may come to lie in memory; None for half of what is free.
 
         Raises:
             UserError: no such folder, not ours, truncated or edited.
         """
         path = Path(path)
         manifest = _read_manifest(path)
-        arrays = {}
+        arrays: dict[str, Array] = {}
         try:
+            sizes = {name: _size(entry) for name, entry in manifest["arrays"].items()}
+            mapped = fitting(sizes, budget(torch.device("cpu")) if memory is None else memory)
             for name, entry in manifest["arrays"].items():
-                arrays[name] = _map_array(path / entry["file"], entry, verify)
+                arrays[name] = _open_array(path / entry["file"], entry, verify, name in mapped)
             lengths = torch.tensor(manifest["lengths"], dtype=torch.int64)
             return cls(arrays, lengths, manifest["about"])
         except (KeyError, TypeError, AttributeError) as error:
@@ -162,9 +173,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _map_array(file: Path, entry: dict[str, Any], verify: bool) -> Tensor:
-    dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
-    expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+def _size(entry: dict[str, Any]) -> int:
+    return int(np.prod(entry["shape"], dtype=np.int64)) * np.dtype(entry["dtype"]).itemsize
+
+
+def _open_array(file: Path, entry: dict[str, Any], verify: bool, mapped: bool) -> Array:
+    dtype, shape, expected = np.dtype(entry["dtype"]), tuple(entry["shape"]), _size(entry)
     size = file.stat().st_size if file.is_file() else -1
     if size != expected:
         found = "is missing" if size < 0 else f"has {size} bytes"
@@ -178,6 +192,8 @@ def _map_array(file: Path, entry: dict[str, Any], verify: bool) -> Tensor:
         VERIFIED.add(known)
     if expected == 0:
         return torch.from_numpy(np.zeros(shape, dtype))
+    if not mapped:
+        return OnDisk(file.resolve(), dtype, shape)
     return torch.from_numpy(np.memmap(file, dtype=dtype, mode="c", shape=shape))
 
 

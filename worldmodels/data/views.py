@@ -138,7 +138,7 @@ class ViewSource:
         size = getattr(self.env, "image_size", None) or getattr(self.env, "map_size", None)
         if size is not None:
             return float(size), float(size)
-        furthest = self.episodes.arrays["positions"].amax((0, 1)) + 1.0
+        furthest = self.episodes.arrays["positions"][:].amax((0, 1)) + 1.0
         return float(furthest[0]), float(furthest[1])
 
 
