@@ -92,6 +92,18 @@ def test_a_killed_run_resumes_bit_for_bit(block_episodes, tmp_path, monkeypatch)
     assert seconds == sorted(seconds) and 0.0 < seconds[0] < seconds[1] < seconds[2]  # goes on counting after the kill
 
 
+def test_data_read_from_disk_train_and_score_as_data_in_memory(block_episodes, tmp_path):
+    block_episodes.save(tmp_path / "data")
+    models, scores = [], []
+    for memory in (None, 0):
+        data = Episodes.load(tmp_path / "data", memory=memory)
+        models.append(run_training(data, tmp_path / f"run-{memory}", steps=4))
+        scores.append(evaluate(models[-1], data, horizons=(1, 5)))
+    assert scores[0] == scores[1]
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_training_time_leaves_evaluations_out(block_episodes, tmp_path):
     settings = TrainerSettings(**(QUICK | {"steps": 4, "evaluate_every": 1}))
     told = []
