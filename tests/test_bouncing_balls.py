@@ -346,7 +346,7 @@ def test_it_is_what_gymnasium_expects(observation):
 
 
 def test_it_passes_our_own_check():
-    assert check(ENV_ID) == []
+    assert check(ENV_ID) == ([], [])
 
 
 @pytest.mark.parametrize("observation", OBSERVATIONS)

@@ -6,6 +6,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from worldmodels.check import check_env
+from worldmodels.cli import main
 from worldmodels.errors import UserError
 
 
@@ -61,7 +62,7 @@ def ids():
 
 
 def test_a_fair_environment_passes(ids):
-    assert check_env("Test/Fair-v0") == []
+    assert check_env("Test/Fair-v0") == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -73,8 +74,45 @@ def test_a_fair_environment_passes(ids):
     ],
 )
 def test_faults_are_found(ids, env_id, says):
-    problems = check_env(env_id)
-    assert len(problems) == 1 and says in problems[0], problems
+    found = check_env(env_id)
+    assert len(found.mend) == 1 and says in found.mend[0] and not found.advice, found
+
+
+def test_what_gymnasium_recommends_is_advice(ids, capsys):
+    class Wide(FairDice):
+        action_space = gym.spaces.Box(-2, 2, (1,), np.float32)
+
+    gym.register("Test/Wide-v0", entry_point=Wide, max_episode_steps=50)
+    try:
+        assert main(["check", "Test/Wide-v0"]) == 0
+    finally:
+        del gym.registry["Test/Wide-v0"]
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("ADVICE Gymnasium's checker: For Box action spaces, we recommend")
+    assert told[1:] == ["Test/Wide-v0: all checks passed"]
+
+
+def test_what_breaks_training_is_a_fault_though_gymnasium_only_warns(ids, capsys):
+    class Stubborn(FairDice):
+        def reset(self, *, seed=3, options=None):
+            return super().reset(seed=seed, options=options)
+
+    gym.register("Test/Stubborn-v0", entry_point=Stubborn, max_episode_steps=50)
+    try:
+        assert main(["check", "Test/Stubborn-v0"]) == 2
+    finally:
+        del gym.registry["Test/Stubborn-v0"]
+    assert "MEND Gymnasium's checker: The default seed argument" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "MiniGrid-Empty-5x5-v0", "worldmodels/BlockPhysics-v0"])
+def test_known_environments_pass(env_id):
+    assert check_env(env_id) == ([], [])
+
+
+def test_a_vector_form_without_a_step_limit_is_not_blamed():
+    mend, advice = check_env("ALE/Pong-v5")
+    assert not mend and len(advice) == 1 and "takes no max_episode_steps" in advice[0]
 
 
 def test_unknown_environments_are_refused():

@@ -198,6 +198,27 @@ def test_user_mistakes(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("env_id", "near"),
+    [
+        ("Pong-v5", "'ALE/Pong-v5'"),
+        ("BlockPhysics-v0", "'worldmodels/BlockPhysics-v0'"),
+        ("minigrid-empty-5x5-v0", "'MiniGrid-Empty-5x5-v0'"),
+        ("CartPole-v7", "'CartPole-v1', 'CartPole-v0' or"),
+        ("worldmodels/Block-v0", "'worldmodels/BlockPhysics-v0'"),
+        ("gymnasium:CartPol-v1", "'CartPole-v1'"),
+    ],
+)
+def test_an_unknown_environment_is_told_in_one_line_with_those_nearest_to_it(env_id, near):
+    with pytest.raises(UserError, match=f"unknown environment '{env_id}'; did you mean {near}") as caught:
+        find_spec(env_id)
+    line = str(caught.value)
+    assert "\n" not in line and line.count("'") <= 8
+    assert (f"write package:{env_id}" in line) == (":" not in env_id)
+    with pytest.raises(UserError, match="unknown environment 'Qxzzz'. If a package registers it, write package:Qxzzz"):
+        find_spec("Qxzzz")
+
+
 def test_cswm_files_are_imported(tmp_path):
     h5py = pytest.importorskip("h5py")
     from worldmodels.data.importers import import_cswm

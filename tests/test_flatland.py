@@ -90,7 +90,7 @@ def test_it_is_what_gymnasium_expects(options):
     env = gym.make("worldmodels/Flatland-v0", **options)
     check_env(env.unwrapped, skip_render_check=not options)
     if not options:
-        assert check("worldmodels/Flatland-v0") == []
+        assert check("worldmodels/Flatland-v0") == ([], [])
 
 
 @inside

@@ -13,7 +13,7 @@ from worldmodels.check import check_env as check
 @pytest.mark.parametrize("env_id", ["worldmodels/Recall-v0", "worldmodels/CartPole-v0"])
 def test_they_are_what_gymnasium_expects(env_id):
     check_env(gym.make(env_id).unwrapped, skip_render_check=True)
-    assert check(env_id) == []
+    assert check(env_id) == ([], [])
 
 
 def test_recall_step_by_step():

@@ -307,7 +307,7 @@ def test_on_pysc2s_mock(mock):
 def test_our_checks_pass_on_pysc2s_mock(mock):
     from worldmodels.check import check_env as check
 
-    assert check("worldmodels/StarCraft2-v0") == []
+    assert check("worldmodels/StarCraft2-v0") == ([], [])
 
 
 @needs_pysc2

@@ -2,10 +2,11 @@
 
 import copy
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -21,20 +22,37 @@ from .errors import UserError
 _STEPS = 12
 
 
-def check_env(env_id: str) -> list[str]:
+_FAULTS = re.compile("not within the observation space|default seed argument|reward is|greater than a high value")
+"""Which of the warnings of Gymnasium's checker are of what breaks training or data here; the others are advice."""
+
+
+class Findings(NamedTuple):
+    """What a check found, one line each.
+
+    Args:
+        mend: what breaks something here.
+        advice: what Gymnasium recommends, and what could not be checked.
+    """
+
+    mend: list[str]
+    advice: list[str]
+
+
+def check_env(env_id: str) -> Findings:
     """Check an environment: Gymnasium's checker, seeding, and the autoreset and step limit of its vector form.
 
     Args:
         env_id: any Gymnasium id, also ``package:Id-v0``.
 
     Returns:
-        What to mend, one line each; empty if all is well.
+        What to mend, and advice; both empty if all is well.
 
     Raises:
         UserError: no such environment.
     """
     spec = find_spec(env_id)
     problems: list[str] = []
+    advice: list[str] = []
     with (
         _collected(problems, "it cannot be made or fails Gymnasium's checker"),
         warnings.catch_warnings(record=True) as said,
@@ -43,19 +61,26 @@ def check_env(env_id: str) -> list[str]:
         env = gym.make(spec.id)
         gymnasium_check(env.unwrapped, skip_render_check=True)
         env.close()
-    for warning in said:
-        line = str(warning.message).splitlines()[0]
-        if "WARN" in line and "infinity" not in line:  # an unbounded Box is allowed, and common
-            problems.append(f"Gymnasium's checker warns: {line}")
-    if problems and problems[0].startswith("it cannot"):
-        return problems
+    failed = bool(problems)
+    for line in dict.fromkeys(re.sub(r"\x1b\[\d*m", "", str(warning.message)).splitlines()[0] for warning in said):
+        if line.startswith("WARN: ") and "infinity" not in line:  # an unbounded Box is allowed, and common
+            (problems if _FAULTS.search(line) else advice).append(f"Gymnasium's checker: {line.removeprefix('WARN: ')}")
+    if failed:
+        return Findings(problems, advice)
     with _collected(problems, "seeding"):
         first, second = _trace(spec.id, 7), _trace(spec.id, 7)
         if not all(_same(a, b) for a, b in zip(first, second, strict=True)):
             problems.append("two resets with one seed and the same actions differ; draw only from self.np_random")
+    kind = "vector_entry_point" if spec.vector_entry_point is not None else "sync"
     with _collected(problems, "autoreset"):
-        problems += _check_autoreset(spec)
-    return problems
+        try:
+            problems += _check_autoreset(spec, kind)
+        except TypeError as error:
+            if kind == "sync" or "max_episode_steps" not in str(error):
+                raise
+            advice.append("its own vector form takes no max_episode_steps; how that ends episodes was not checked")
+            problems += _check_autoreset(spec, "sync")
+    return Findings(problems, advice)
 
 
 @contextmanager
@@ -90,9 +115,8 @@ def _trace(env_id: str, seed: int) -> list[Any]:
     return trace
 
 
-def _check_autoreset(spec: Any) -> list[str]:
-    """The vector form ends episodes at the limit and starts new ones as its metadata say."""
-    kind = "vector_entry_point" if spec.vector_entry_point is not None else "sync"
+def _check_autoreset(spec: Any, kind: str) -> list[str]:
+    """A vector form ends episodes at the limit and starts new ones as its metadata say."""
     limit = 3
     envs = gym.make_vec(spec.id, num_envs=2, vectorization_mode=kind, max_episode_steps=limit)
     try:

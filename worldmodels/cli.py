@@ -436,16 +436,21 @@ def _cores(words: list[str]) -> None:
 
 
 def _check(words: list[str]) -> None:
-    from .check import check_core, check_env
+    from .check import Findings, check_core, check_env
 
     if len(words) != 1:
         raise UserError("give one thing to check: an environment id, or core=module:Class")
     kind, separator, path = words[0].partition("=")
-    problems = check_core(_imported(path)) if separator and kind == "core" else check_env(words[0].removeprefix("env="))
-    for problem in problems:
-        print(f"MEND {problem}")
-    if problems:
-        raise UserError(f"{words[0]}: {len(problems)} thing{'s' * (len(problems) > 1)} to mend")
+    if separator and kind == "core":
+        found = Findings(check_core(_imported(path)), [])
+    else:
+        found = check_env(words[0].removeprefix("env="))
+    for line in found.advice:
+        print(f"ADVICE {line}")
+    for line in found.mend:
+        print(f"MEND {line}")
+    if found.mend:
+        raise UserError(f"{words[0]}: {len(found.mend)} thing{'s' * (len(found.mend) > 1)} to mend")
     print(f"{words[0]}: all checks passed")
 
 

@@ -1,5 +1,6 @@
 """Collect episodes from any Gymnasium environment."""
 
+import difflib
 import hashlib
 import importlib
 import json
@@ -19,7 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from .. import envs as _our_envs  # noqa: F401  registers worldmodels/... ids
-from ..errors import UserError, nearest
+from ..errors import UserError
 from .episodes import Episodes, EpisodesWriter
 
 Policy = Callable[[Any, dict[str, Any]], Any]
@@ -63,8 +64,37 @@ def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
     elif name.startswith("ALE/"):
         gym.register_envs(importlib.import_module("ale_py"))
     if name not in gym.registry:
-        raise UserError(f"unknown environment {env_id!r}; {nearest(name, gym.registry)}")
+        near = [repr(known) for known in _near(name)]
+        asked = f"; did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?" if near else "."
+        elsewhere = "" if module else f" If a package registers it, write package:{name}"
+        raise UserError(f"unknown environment {env_id!r}{asked}{elsewhere}")
     return gym.spec(name)
+
+
+def _near(name: str) -> list[str]:
+    """At most three ids whose names are nearest to one that does not exist, whatever their namespace and version."""
+    known = set(gym.registry)
+    for package in ("minigrid", "ale_py"):  # of which find_spec knows the ids by how they begin
+        importlib.import_module(package)
+    known |= {env_id for env_id in gym.registry if env_id.startswith(("MiniGrid-", "BabyAI-", "ALE/"))}
+    asked, word, version = _parts(name)
+
+    def distance(env_id: str) -> tuple[bool, bool, int]:
+        namespace, _, own_version = _parts(env_id)
+        return own_version != version, namespace != asked, -own_version
+
+    by_word: dict[str, list[str]] = {}
+    for env_id in sorted(sorted(known), key=distance):
+        by_word.setdefault(_parts(env_id)[1], []).append(env_id)
+    close = difflib.get_close_matches(word, by_word) or [other for other in by_word if word in other]
+    return [env_id for other in close for env_id in by_word[other]][:3]
+
+
+def _parts(env_id: str) -> tuple[str, str, int]:
+    """Namespace, name in small letters, and version of an id, which may lack the first and the last."""
+    namespace, _, rest = env_id.rpartition("/")
+    word, _, version = rest.rpartition("-v") if re.search(r"-v\d+$", rest) else (rest, "", "0")
+    return namespace, word.lower(), int(version)
 
 
 def make_envs(
