@@ -45,7 +45,7 @@ LAYERS = [
         f"worldmodels.cores.{name}"
         for name in ("gnn", "nps", "gru", "lstm", "mlp", "rims", "scoff", "rmc", "s2rm", "entnet", "esbn")
     },
-    {f"worldmodels.data.{name}" for name in ("episodes", "collect", "importers", "sequences", "views")},
+    {f"worldmodels.data.{name}" for name in ("arrays", "episodes", "collect", "importers", "sequences", "views")},
     {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},
     {f"worldmodels.models.{name}" for name in ("world_model", "views", "sequence")},
     {"worldmodels.ranking", "worldmodels.seeing", "worldmodels.logging", "worldmodels.training", "worldmodels.report"},
