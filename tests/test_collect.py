@@ -1,3 +1,7 @@
+import subprocess
+import sys
+import time
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -6,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from worldmodels.data import collect as collecting
-from worldmodels.data.collect import collect, find_spec, make_envs
+from worldmodels.data.collect import collect, collected, find_spec, make_envs
 from worldmodels.data.episodes import Episodes
 from worldmodels.errors import UserError
 
@@ -172,6 +176,74 @@ def test_a_policy_can_be_given(tmp_path):
         "worldmodels/Shapes-v0", tmp_path / "a", episodes=3, steps=4, policy=lambda obs, info: torch.full((3,), 6)
     )
     assert (episodes.rows("actions", torch.arange(3), torch.zeros(3).long()) == 6).all()
+
+
+SLOW = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+from worldmodels.data.collect import collected
+folder, processes = Path(sys.argv[1]), bool(sys.argv[2:])
+
+def policy(observations, infos):
+    (folder / f"acted-{os.getpid()}").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    return np.zeros(2, np.int64)
+
+settings = {"env_id": "CartPole-v1", "episodes": 2, "steps": 2, "policy": policy}
+print(collected(folder / "data", "train", settings, processes=processes).num_transitions)
+"""
+
+
+def slow(folder, *words):
+    """A process that collects, once the folder holds a file "go"."""
+    command = [sys.executable, "-P", "-c", SLOW, str(folder), *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def acted(folder, count):
+    """Wait until so many processes have begun to collect in a folder; their numbers."""
+    while len(found := sorted(folder.glob("acted-*"))) < count:
+        time.sleep(0.01)
+    return {int(file.name.removeprefix("acted-")) for file in found}
+
+
+def test_a_second_process_waits_for_the_data_that_the_first_collects(tmp_path):
+    first = slow(tmp_path)
+    acted(tmp_path, 1)
+    second = slow(tmp_path)
+    line = second.stderr.readline()
+    assert line.startswith("worldmodels: waiting for another process that collects ") and str(tmp_path / "data") in line
+    (tmp_path / "go").touch()
+    for process in (first, second):
+        out, error = process.communicate(timeout=100)
+        assert (process.returncode, out, error) == (0, "4\n", "")
+    assert acted(tmp_path, 1) == {first.pid} and len(list((tmp_path / "data").iterdir())) == 1
+
+
+def test_a_second_process_collects_when_the_first_dies(tmp_path):
+    first = slow(tmp_path, "processes")  # whose own processes hold the lock's file open as well
+    acted(tmp_path, 1)
+    second = slow(tmp_path)
+    assert "waiting" in second.stderr.readline()
+    first.kill()
+    first.communicate()
+    (tmp_path / "go").touch()
+    out, error = second.communicate(timeout=100)
+    assert (second.returncode, out, error) == (0, "4\n", "")
+    assert acted(tmp_path, 2) == {first.pid, second.pid}
+
+
+def test_data_in_a_folder_that_cannot_be_written_are_opened(tmp_path, monkeypatch):
+    settings = {"env_id": "CartPole-v1", "episodes": 2, "steps": 2}
+    assert len(collected(tmp_path / "data", "train", settings)) == 2
+    (tmp_path / "data").chmod(0o500)
+    monkeypatch.setattr(collecting, "FileLock", None)  # permissions do not stop root
+    try:
+        assert len(collected(tmp_path / "data", "train", settings)) == 2
+    finally:
+        (tmp_path / "data").chmod(0o700)
 
 
 def test_user_mistakes(tmp_path):

@@ -1,5 +1,6 @@
 """Collect episodes from any Gymnasium environment."""
 
+import contextlib
 import difflib
 import hashlib
 import importlib
@@ -16,6 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
@@ -29,6 +31,7 @@ Policy = Callable[[Any, dict[str, Any]], Any]
 OUR_NAMESPACE = "worldmodels/"
 VIEWS = ("views", "positions", "mask")  # the entries of an observation that is a set of local views
 _BUFFER_BYTES = 1 << 30
+_MOMENT = 1.0  # seconds that pass before a wait is spoken of
 
 
 def register_plugins() -> None:
@@ -285,6 +288,9 @@ def collect(
 def collected(folder: str | Path, label: str, settings: Mapping[str, Any], **more: Any) -> Episodes:
     """The episodes that ``collect`` makes with these settings: opened if they lie in a folder already, else collected.
 
+    Of several processes that ask for the same at once, one collects and the others wait for it; should it fail, the next
+    one collects.
+
     Args:
         folder: where data are kept; what a data set is called there depends on the settings.
         label: part of that name, for people.
@@ -301,7 +307,20 @@ def collected(folder: str | Path, label: str, settings: Mapping[str, Any], **mor
     path = Path(folder) / f"{name}-{label}-{digest}"
     if path.exists():
         return Episodes.load(path)
-    return collect(**settings, path=path, **more)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.with_name(f".{path.name}.lock")
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=_MOMENT)
+    except Timeout:
+        print(f"worldmodels: waiting for another process that collects {path}", file=sys.stderr)
+        lock.acquire()
+    try:
+        return Episodes.load(path) if path.exists() else collect(**settings, path=path, **more)
+    finally:
+        with contextlib.suppress(OSError):  # a lock that was removed lets in whoever waits for it
+            file.unlink()
+        lock.release()
 
 
 def _own_limit(envs: VectorEnv[Any, Any, Any], spec: Any) -> int:
