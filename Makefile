@@ -13,6 +13,7 @@ test: .venv/installed
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/agents.py
 
 # A tree of links gives the type checker the shape the package has when installed.
