@@ -4,7 +4,7 @@ import inspect
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -516,11 +516,11 @@ def load_agent(path: str | Path, *, device: str = "cpu") -> AgentRun:
     return AgentRun(path, config, model)
 
 
-def register_agents() -> None:
+def register_agents(words: Iterable[str] | None = None) -> None:
     """Put the schema and the groups of ``train-agent`` where Hydra finds them."""
     ConfigStore.instance().store(name="agent_schema", node=AgentConfig)
     register_cores(transitions=False)
-    register_experiments(CONFIGS / "agents")
+    register_experiments(CONFIGS / "agents", words)
 
 
 def _reopened(path: Path) -> AgentRun:

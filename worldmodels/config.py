@@ -4,6 +4,7 @@ Defaults live in the constructors; the groups ``core``, ``encoder``, ``task``, `
 their signatures, so every option can be set by name and an unknown one is an error. YAML files list differences only.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -100,8 +101,12 @@ class TrainConfig:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
 
-def register() -> None:
-    """Put what ``train`` composes where Hydra finds it."""
+def register(words: Iterable[str] | None = None) -> None:
+    """Put what ``train`` composes where Hydra finds it.
+
+    Args:
+        words: see ``register_experiments``.
+    """
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     register_cores(transitions=True)
@@ -117,7 +122,7 @@ def register() -> None:
     store.store(group="objective", name="contrastive", node=objective)
     for name, node in _read(CONFIGS / "env.yaml").items():
         store.store(group="env", name=name, node=node)
-    register_experiments(CONFIGS)
+    register_experiments(CONFIGS, words)
 
 
 def register_cores(*, transitions: bool) -> None:
@@ -134,11 +139,16 @@ def register_cores(*, transitions: bool) -> None:
     store.store(group="core", name="custom", node={"_target_": MISSING, **sizes})
 
 
-def register_experiments(folder: Traversable) -> None:
+def register_experiments(folder: Traversable, words: Iterable[str] | None = None) -> None:
     """Put ``train.yaml`` and the experiments of a folder where Hydra finds them, those of another folder away.
 
     Of an experiment's file its ``sizes`` become the group sizes/<experiment>, and its ``cores`` the group
     options/<experiment>, named <core> where they are for any size, else <core>-<size>.
+
+    Args:
+        folder: with ``train.yaml`` and a folder of experiments.
+        words: of the command; of experiments that they do not name only the names are registered, which saves a second. None
+            for all.
     """
     store = ConfigStore.instance()
     for group in ("experiment", "sizes", "options"):
@@ -146,7 +156,9 @@ def register_experiments(folder: Traversable) -> None:
     store.store(name="train", node=_read(folder / "train.yaml"))
     for size in SIZES:
         store.store(group="size", name=size, node={"size": size}, package="_global_")
-    for name, whole in experiments(folder).items():
+    said = None if words is None else " ".join(("any", *words))
+    for name in experiments(folder):
+        whole = {} if said is not None and name not in said else experiment(folder, name)
         sizes, cores = whole.pop("sizes", {}), whole.pop("cores", {})
         store.store(group="experiment", name=name, node=whole | {"experiment": name}, package="_global_")
         for size, node in sizes.items():
@@ -157,23 +169,30 @@ def register_experiments(folder: Traversable) -> None:
                 store.store(group=f"options/{name}", name=option, node=node, package="_global_")
 
 
-def experiments(folder: Traversable) -> dict[str, dict[str, Any]]:
-    """The experiments of a folder by name; one that is ``like`` another holds what that holds and it does not say itself."""
-    written = {
-        file.name.removesuffix(".yaml"): OmegaConf.create(_read(file)) for file in (folder / "experiment").iterdir()
+def experiments(folder: Traversable) -> list[str]:
+    """The names of the experiments of a folder."""
+    return sorted(file.name.removesuffix(".yaml") for file in (folder / "experiment").iterdir())
+
+
+def experiment(folder: Traversable, name: str) -> dict[str, Any]:
+    """An experiment's file; one that is ``like`` another holds what that holds and it does not say itself."""
+    own = _read(folder / "experiment" / f"{name}.yaml")
+    like = own.pop("like", None)
+    return own if like is None else _over(experiment(folder, like), own)
+
+
+def _over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Nested mappings, what ``own`` says in place of what ``base`` does."""
+    both = {
+        key: _over(base[key], own[key])
+        for key in base
+        if isinstance(base[key], dict) and isinstance(own.get(key), dict)
     }
-
-    def whole(name: str) -> Any:
-        own = written[name]
-        like = OmegaConf.select(own, "like")
-        return own if like is None else OmegaConf.merge(whole(like), own)
-
-    found = {name: OmegaConf.to_container(whole(name)) for name in sorted(written)}
-    return {name: {key: value for key, value in one.items() if key != "like"} for name, one in found.items()}
+    return base | own | both
 
 
 def _read(file: Traversable) -> dict[str, Any]:
-    values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(file.read_text(encoding="utf-8")))
+    values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(file.read_text(encoding="utf-8")))  # type: ignore[assignment]
     return values
 
 

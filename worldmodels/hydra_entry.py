@@ -52,7 +52,7 @@ def command(
     after: Callable[[Any], None] | None,
     *,
     program: str,
-    prepare: Callable[[], None],
+    prepare: Callable[[Sequence[str]], None],
     collect: Callable[[Mapping[str, Any]], None],
     run: Callable[..., Any],
     read: Callable[[Path], dict[str, Any]],
@@ -104,7 +104,7 @@ def command(
         finish(run(read(path), path, resume=True))
         return runs
 
-    prepare()
+    prepare(words)
     jobs, asked = _composed(words, program)
     failures: list[Exception] = []
     if _sweeps(words):

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy import stats
 from torch import Tensor
 
 TIES = ("expected", "reference", "worst")
@@ -190,6 +189,8 @@ def mean_interval(values: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
     if len(values) < 2 or np.ptp(values) == 0.0:
         mean = float(values.mean())
         return mean, mean
+    from scipy import stats  # a second that only scores need
+
     result = stats.bootstrap(
         (values,), np.mean, n_resamples=2000, batch=50, method="percentile", rng=np.random.default_rng(seed)
     )
@@ -255,6 +256,8 @@ def seeds_interval(
         statistic: of the samples, along ``axis``.
         seed: of the resampling.
     """
+    from scipy import stats
+
     result = stats.bootstrap(
         tuple(np.asarray(sample, dtype=float) for sample in samples),
         statistic,
