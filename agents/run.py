@@ -72,7 +72,7 @@ class AgentTrainerConfig:
     """How long and where.
 
     ``steps`` are the environments'; ``anneal`` lets the learning rate fall to 0 along them; checkpoints and lines of metrics
-    come every so many rollouts; ``threads=0`` leaves torch's choice.
+    come every so many rollouts; ``threads`` are the CPU's, 0 leaves torch's choice.
     """
 
     steps: int = 1_000_000
@@ -80,7 +80,7 @@ class AgentTrainerConfig:
     checkpoint_every: int = 20
     log_every: int = 1
     device: str = "auto"
-    threads: int = 0
+    threads: int = 1
 
 
 @dataclass

@@ -198,7 +198,7 @@ def test_the_wheel_works_beside_a_users_own_envs_and_agents(installed, users_fol
     assert "latent copy" in out and (users_folder / "runs/a/figures/rollout.png").is_file()
 
 
-def test_a_third_party_package_adds_an_environment_and_a_core(installed, users_folder):
+def test_a_third_party_package_adds_an_environment_a_core_and_a_task(installed, users_folder):
     assert "Tiny/Lamp-v0" in run(installed, users_folder, "-m", "worldmodels", "envs")
     assert "running_mean" in run(installed, users_folder, "-m", "worldmodels", "cores")
     assert "all checks passed" in run(installed, users_folder, "-m", "worldmodels", "check", "Tiny/Lamp-v0")
@@ -214,6 +214,9 @@ def test_a_third_party_package_adds_an_environment_and_a_core(installed, users_f
         "run=runs/tiny",
     ]
     assert "latent copy" in run(installed, users_folder, "-m", "worldmodels", "train", *words)
+    words = ["task=recency", "task.length=3", "core=gru", "core.slot_size=8", "size=smoke", "run=runs/recency"]
+    assert "recency: gru" in run(installed, users_folder, "-m", "worldmodels", "train", *words)
+    assert "runs/recency: gru" in run(installed, users_folder, "-m", "worldmodels", "evaluate", "run=runs/recency")
     command = [str(installed), "-m", "worldmodels", "check", "Tiny/RandomLamp-v0"]
     forgetful = subprocess.run(command, cwd=users_folder, capture_output=True, text=True, timeout=100)
     assert forgetful.returncode == 2 and "MEND" in forgetful.stdout and "non-deterministic" in forgetful.stdout

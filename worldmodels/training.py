@@ -42,7 +42,8 @@ class TrainerSettings:
         accelerator: "cpu", "cuda", or "auto": a GPU if there is one.
         precision: "32-true" or "bf16-mixed".
         tf32: let matrix products on a GPU use TF32.
-        threads: CPU threads; 0 leaves torch's choice.
+        threads: CPU threads. One is kind to other work, and small tensors are hardly faster on several; 0 leaves torch's choice,
+            as many as there are cores, which on a busy machine can be many times slower.
     """
 
     steps: int = 10_000
@@ -62,7 +63,7 @@ class TrainerSettings:
     accelerator: str = "auto"
     precision: str = "32-true"
     tf32: bool = False
-    threads: int = 0
+    threads: int = 1
 
 
 def learning_rate(step: int, settings: TrainerSettings) -> float:

@@ -1,11 +1,11 @@
-"""What a third-party package looks like: an environment and a core, found by entry point."""
+"""What a third-party package looks like: an environment, a core and a task, found by entry point."""
 
 import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
 
-from worldmodels.core import Capabilities, present
+from worldmodels.core import Capabilities, Tokens, present, unroll
 
 
 class Lamp(gym.Env):
@@ -68,3 +68,57 @@ class RunningMean(nn.Module):
 
     def explain(self, tokens, state):
         return {}
+
+
+class LastSeen(nn.Module):
+    """A core that reads numbers, and a readout of its slots."""
+
+    def __init__(self, core):
+        super().__init__()
+        self.core = core
+        self.readout = nn.Linear(core.num_slots * core.slot_size, 1)
+
+    def forward(self, numbers):
+        slots, _ = unroll(self.core, Tokens(numbers[..., None, None]), self.core.initial_state(numbers.shape[1]))
+        return self.readout(slots[-1].flatten(1))[:, 0]
+
+
+class Recency:
+    """A task: say the last of a few numbers."""
+
+    name = "recency"
+    sections = ()
+    tags = ("task", "task/score")
+    unit = "sequences"
+
+    def __init__(self, *, length=4):
+        self.length = length
+
+    def collect(self, *, quiet=False):
+        pass
+
+    def about(self):
+        return {}
+
+    def model(self, core, about):
+        return LastSeen(core(1, num_tokens=1, num_slots=2, slot_size=8))
+
+    def batches(self, batch_size, device):
+        return lambda generator: torch.rand(self.length, batch_size, generator=generator, device=device)
+
+    def losses(self, model, batch, generator):
+        return {"loss": (model(batch) - batch[-1]).square().mean()}
+
+    @torch.no_grad()
+    def evaluate(self, model, limit=None, *, quiet=True):
+        numbers = torch.rand(self.length, limit or 100, generator=torch.Generator().manual_seed(3))
+        return {"scores": {"mse": float((model(numbers) - numbers[-1]).square().mean())}}
+
+    def objective(self, result):
+        return -result["scores"]["mse"]
+
+    def table(self, results, of):
+        return "\n".join(f"{of}: {name} {result['scores']['mse']:.4f}" for name, result in results.items())
+
+    def draw(self, model, result, metrics, folder, example):
+        return []
