@@ -115,7 +115,8 @@ def test_every_core_builds(composed, few_environments, name, size):
         try:
             task = build_task(config)
             about = seen(config["env"]["id"]) if "env" in task.sections else {}
-            with torch.device("cpu" if config["task"].get("polar") else "meta"):  # polar images have constants from numpy
+            polar = config["task"].get("polar")  # whose convolutions have constants from numpy
+            with torch.device("cpu" if polar else "meta"):
                 model = task.model(core_builder(config["core"]), about)
         except UserError as error:
             assert core in REFUSED[name], f"{core}: {error}"
@@ -172,7 +173,9 @@ def test_experiments_say_nothing_that_is_not_read():
 def test_only_the_experiments_that_are_named_are_read(composed):
     register(["experiment=adding"])
     adding = composed("experiment=adding", "core=scoff", "size=cpu")
-    assert adding["core"]["num_schemata"] == 2 and adding["core"]["num_heads"] == 1 and adding["trainer"]["steps"] == 1200
+    assert (
+        adding["core"]["num_schemata"] == 2 and adding["core"]["num_heads"] == 1 and adding["trainer"]["steps"] == 1200
+    )
     register()
     assert composed("experiment=adding", "core=scoff", "size=cpu") == adding
 

@@ -42,8 +42,8 @@ class TrainerSettings:
         accelerator: "cpu", "cuda", or "auto": a GPU if there is one.
         precision: "32-true" or "bf16-mixed".
         tf32: let matrix products on a GPU use TF32.
-        threads: CPU threads. One is kind to other work, and small tensors are hardly faster on several; 0 leaves torch's choice,
-            as many as there are cores, which on a busy machine can be many times slower.
+        threads: CPU threads. One is kind to other work, and small tensors are hardly faster on several; 0 leaves torch's
+            choice, as many as there are cores, which on a busy machine can be many times slower.
     """
 
     steps: int = 10_000

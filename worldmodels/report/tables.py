@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 _SECTIONS = {"all": "all", "in_episode": "in-episode", "moved": "with a push"}
 
 
-def show(table: Table) -> None:
+def show(table: RenderableType) -> None:
     """Print a table, as wide as it needs to be where output is no terminal."""
     console = Console()
     if not console.is_terminal:
