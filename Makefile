@@ -22,7 +22,8 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	rm -rf build/types && mkdir -p build/types/worldmodels
 	ln -s $(CURDIR)/worldmodels/* $(CURDIR)/envs $(CURDIR)/agents $(CURDIR)/configs build/types/worldmodels/
-	cd build/types && $(CURDIR)/$(BIN)/mypy --cache-dir $(CURDIR)/.mypy_cache worldmodels
+	ln -s $(CURDIR)/hydra_plugins build/types/
+	cd build/types && $(CURDIR)/$(BIN)/mypy --cache-dir $(CURDIR)/.mypy_cache --explicit-package-bases worldmodels hydra_plugins
 
 .venv/installed: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed"'

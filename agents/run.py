@@ -16,7 +16,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from rich.progress import Progress, TaskID
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
@@ -27,12 +27,13 @@ from ..config import CONFIGS, LoggerConfig, register_cores, register_experiments
 from ..data.collect import OUR_NAMESPACE, find_spec
 from ..envs.shared import AgentCopies
 from ..errors import UserError
-from ..hydra_entry import command
+from ..launch import command, show_folder, train_job
 from ..logging import RunLog, progress_bar, read_metrics
+from ..report.tables import show
 from ..run import CONFIG, EVALUATION, claim, read_saved
 from ..training import make_fabric
 from . import pictures
-from .evaluation import play, summary
+from .evaluation import play, summary, table
 from .features import FEATURES, SlotFeatures
 from .policy import RecurrentPolicy
 from .recurrent_ppo import RecurrentPPO
@@ -531,22 +532,41 @@ def _reopened(path: Path) -> AgentRun:
     return run
 
 
-def _nothing_to_collect(config: Mapping[str, Any]) -> None:
-    """An agent's data are its own."""
-
-
-def train_agent_command(words: Sequence[str], after: Callable[[AgentRun], None] | None = None) -> list[AgentRun]:
+def train_agent_command(words: Sequence[str], after: Callable[[AgentRun], Any] | None = None) -> list[AgentRun]:
     """Train agents: overrides, ``-m`` for a sweep, ``resume=<folder>`` to go on with a run."""
     return command(
         words,
         after,
         program="train-agent",
         prepare=register_agents,
-        collect=_nothing_to_collect,
         run=train_agent_run,
-        read=lambda path: read_saved(path, AgentConfig),
+        job=train_one,
+        read=_read,
         load=_reopened,
     )
+
+
+def train_one(config: DictConfig) -> float:
+    """A job of a sweep; see ``worldmodels.launch.train_one``."""
+    return train_job(config, run=train_agent_run, read=_read, score=lambda run: objective(show_agent_run(run)))
+
+
+def objective(result: Mapping[str, Any]) -> float:
+    """What a sweep is for: the success rate where the environment tells it, else the mean return."""
+    played = next(iter(result["variants"].values()))
+    return float(played["success" if "success" in played else "return"]["mean"])
+
+
+def show_agent_run(run: AgentRun) -> dict[str, Any]:
+    """Score the run of an agent that has just ended, and draw its pictures."""
+    result = run.evaluate(quiet=not run.config["logger"]["progress"])
+    show(table({str(run.path): result}, f"{result['env']} after {result['steps']:,} steps"))
+    show_folder(run)
+    return result
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_saved(path, AgentConfig)
 
 
 def train(*overrides: str) -> AgentRun | None:

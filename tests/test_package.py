@@ -53,8 +53,9 @@ LAYERS = [
     {"worldmodels.tasks"},
     {f"worldmodels.tasks.{name}" for name in ("transitions", "views", "adding", "arithmetic", "gridworld")},
     {"worldmodels.config"},
-    {"worldmodels.run", "worldmodels.sweep"},
-    {"worldmodels.hydra_entry", "worldmodels.report.scoreboard"},
+    {"worldmodels.run"},
+    {"worldmodels.launcher", "worldmodels.tune", "worldmodels.report.scoreboard"},
+    {"worldmodels.launch"},
     {"worldmodels.report.scoreboard_pages"},
     {"worldmodels.cli"},
     {"worldmodels.__main__", "worldmodels"},
@@ -97,7 +98,9 @@ def test_pure_modules_need_no_configuration_library():
             "worldmodels.config",
             "worldmodels.plugins",
             "worldmodels.run",
-            "worldmodels.hydra_entry",
+            "worldmodels.launch",
+            "worldmodels.launcher",
+            "worldmodels.tune",
             "worldmodels.cli",
             "worldmodels.agents.run",
         )
@@ -109,7 +112,7 @@ def test_setup_lists_every_package():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     listed = set(setup["options"]["packages"].split())
-    there = {"worldmodels", *FOLDERS.values(), "worldmodels.configs", "worldmodels.configs.agents"}
+    there = {"worldmodels", *FOLDERS.values(), "worldmodels.configs", "worldmodels.configs.agents", "hydra_plugins"}
     for folder in FOLDERS:
         for init in (ROOT / folder).rglob("__init__.py"):
             there.add(".".join([FOLDERS[folder], *init.parent.relative_to(ROOT / folder).parts]))
@@ -127,6 +130,7 @@ def wheels(tmp_path_factory):
         "envs",
         "agents",
         "configs",
+        "hydra_plugins",
         "setup.cfg",
         "pyproject.toml",
         "README.md",

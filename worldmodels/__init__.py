@@ -15,7 +15,7 @@ _HOMES = {
     "WorldModel": "models.world_model",
     "collect": "data.collect",
     "load": "run",
-    "train": "hydra_entry",
+    "train": "launch",
 }
 
 

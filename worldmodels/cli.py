@@ -194,20 +194,11 @@ def _parsed(schema: type, words: list[str]) -> Any:
 
 
 def _train(words: list[str]) -> None:
-    from .hydra_entry import train_command
+    from .launch import show_run, train_command
 
     runs = train_command(words, show_run)
     if len(runs) > 1 and all(run.task.tags[0] == "wm" for run in runs):
         print(f"all in one table: worldmodels report {os.path.commonpath([run.path for run in runs])} --compare core")
-
-
-def show_run(run: Any) -> None:
-    """Score the run that has just ended, and draw its pictures."""
-    from .report.tables import show
-
-    result = run.evaluate(quiet=not run.config["logger"]["progress"])
-    show(run.task.table({result["core"].lower(): result}, run.task.name))
-    _show_folder(run)
 
 
 def _evaluate(words: list[str]) -> None:
@@ -223,27 +214,9 @@ def _evaluate(words: list[str]) -> None:
 
 
 def _train_agent(words: list[str]) -> None:
-    from .agents.run import train_agent_command
+    from .agents.run import show_agent_run, train_agent_command
 
     train_agent_command(words, show_agent_run)
-
-
-def show_agent_run(run: Any) -> None:
-    """Score the run of an agent that has just ended, and draw its pictures."""
-    from .agents.evaluation import table
-    from .report.tables import show
-
-    result = run.evaluate(quiet=not run.config["logger"]["progress"])
-    show(table({str(run.path): result}, f"{result['env']} after {result['steps']:,} steps"))
-    _show_folder(run)
-
-
-def _show_folder(run: Any) -> None:
-    """Draw a run's pictures, if it asks for them, and say where they and the run are."""
-    if run.config["logger"]["figures"]:
-        for path in run.draw():
-            print(path)
-    print(f"run: {run.path}")
 
 
 def _evaluate_agent(words: list[str]) -> None:

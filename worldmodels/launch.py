@@ -1,0 +1,247 @@
+"""``train`` through Hydra: one run, or a sweep that any of Hydra's launchers and sweepers carries out."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from hydra_plugins import _worldmodels
+
+from . import launcher
+from .config import plain, register, user_error
+from .errors import UserError
+from .report.tables import show
+from .run import EVALUATION, Run, load, read_config, train_run
+
+EXTRAS = {
+    f"hydra/launcher/{name}": extra
+    for name, extra in (("joblib", "joblib"), ("submitit_local", "slurm"), ("submitit_slurm", "slurm"), ("ray", "ray"))
+}
+
+
+def train(*overrides: str) -> Run | None:
+    """Train from Python with the overrides of the command line; returns the run (of a sweep the last one).
+
+    Under torchrun it returns None in all processes but the first.
+
+    >>> worldmodels.train("experiment=block_physics", "core=snps", "size=cpu", "seed=0")  # doctest: +SKIP
+    """
+    runs = train_command(overrides)
+    return runs[-1] if runs else None
+
+
+def train_command(words: Sequence[str], after: Callable[[Run], Any] | None = None) -> list[Run]:
+    """Train a world model, or a core on a task, see ``command``."""
+    return command(
+        words,
+        after,
+        program="train",
+        prepare=register,
+        run=train_run,
+        job=train_one,
+        read=read_config,
+        load=load,
+    )
+
+
+def train_one(config: DictConfig) -> float:
+    """A job of a sweep, wherever a launcher runs it; returns the objective of its task, which a sweeper maximises."""
+    return train_job(config, run=train_run, read=read_config, score=lambda run: run.task.objective(show_run(run)))
+
+
+def show_run(run: Run) -> dict[str, Any]:
+    """Score the run that has just ended, and draw its pictures."""
+    result = run.evaluate(quiet=not run.config["logger"]["progress"])
+    show(run.task.table({result["core"].lower(): result}, run.task.name))
+    show_folder(run)
+    return result
+
+
+def show_folder(run: Any) -> None:
+    """Draw a run's pictures, if it asks for them, and say where they and the run are."""
+    if run.config["logger"]["figures"]:
+        for path in run.draw():
+            print(path)
+    print(f"run: {run.path}")
+
+
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    """Modules in the present folder can be named, after everything installed."""
+    before = list(sys.path)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@_current_folder_importable()
+def command(
+    words: Sequence[str],
+    after: Callable[[Any], Any] | None,
+    *,
+    program: str,
+    prepare: Callable[[Sequence[str]], None],
+    run: Callable[..., Any],
+    job: Callable[[DictConfig], float],
+    read: Callable[[Path], dict[str, Any]],
+    load: Callable[[Path], Any],
+) -> list[Any]:
+    """Train what the words describe: overrides, ``-m`` for a sweep, ``resume=<folder>`` to go on with a run.
+
+    A sweep is Hydra's: ``hydra/sweeper=`` says which jobs there are and ``hydra/launcher=`` where they run. The same command
+    goes on with a sweep that was stopped.
+
+    Args:
+        words: as on the command line.
+        after: called with a single run when it has ended well; jobs of a sweep score and show theirs themselves.
+        program: the command's name.
+        prepare: puts schema and groups where Hydra finds them.
+        run: trains what a config describes, into a folder.
+        job: trains a job of a sweep; other processes import it by its name.
+        read: the config of a run's folder.
+        load: opens the folder of a run that another process has trained.
+
+    Returns:
+        The runs that ended well; none in processes that are not the first.
+
+    Raises:
+        UserError: something the user can mend; in a sweep after the other jobs have run.
+    """
+    if launcher.is_starting():
+        raise SystemExit(1)  # the process that started this one says why
+    words = [_quoted(word) for word in words]
+    for word in words:
+        may_add = ("env.kwargs", "core.", "encoder.", "evaluation.variants", "hydra")
+        if word.startswith("+") and not word.lstrip("+").startswith(may_add):
+            raise UserError(f"{word!r} would add a key that nothing reads; leave out the '+' to set an existing one")
+    runs: list[Any] = []
+    failures: list[Exception] = []
+
+    def finish(ended: Any) -> None:
+        if ended is not None:
+            runs.append(ended)
+            if after is not None:
+                after(ended)
+
+    def once(config: DictConfig) -> None:
+        try:
+            launcher.side_by_side(config.jobs, [1])
+            finish(run(plain(config), Path(HydraConfig.get().runtime.output_dir)))
+        except Exception as error:  # raised below, without Hydra's own line about it
+            failures.append(error)
+
+    resume = [word for word in words if word.startswith("resume=")]
+    if resume:
+        others = [word for word in words if word not in resume]
+        if others:
+            raise UserError(f"resume= goes on with the run's own config; leave out {others[0]!r}")
+        path = Path(resume[0].partition("=")[2].strip("'"))
+        finish(run(read(path), path, resume=True))
+        return runs
+    prepare(words)
+    _worldmodels.register()
+    sweep = [word for word in words if word in ("-m", "--multirun")]
+    words = [*sweep, *(word for word in words if word not in sweep)]  # argparse wants it before the overrides
+    Sweep.folder = None
+    _hydra(words, job if sweep else once, program)
+    if failures:
+        raise user_error(failures[0]) or failures[0]
+    return [load(path) for path in Sweep.ended()] if sweep else runs
+
+
+def train_job(
+    config: DictConfig,
+    *,
+    run: Callable[..., Any],
+    read: Callable[[Path], dict[str, Any]],
+    score: Callable[[Any], float],
+) -> float:
+    """Train a job of a sweep, or go on with it where its folder holds a run of the same settings; see ``command``."""
+    about = HydraConfig.get()
+    with suppress(OSError):  # another machine may not have the folder
+        os.chdir(about.runtime.cwd)  # a cluster's processes start elsewhere
+    path = Path(about.runtime.cwd, about.sweep.dir, str(about.sweep.subdir))
+    asked, resume = plain(config), False
+    try:
+        with _current_folder_importable():
+            if (path / "config.yaml").is_file() and _settings(saved := read(path)) == _settings(asked):
+                asked, resume = saved, True
+            ended = run(asked, path, resume=resume)
+            return float("nan") if ended is None else score(ended)
+    except Exception as error:
+        raise launcher.portable(user_error(error) or error) from None
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a run: without what is found out of its data, and the threads, which are a share of the cores."""
+    kept = {key: value for key, value in config.items() if key != "model"}
+    return {**kept, "trainer": {**kept["trainer"], "threads": None}}
+
+
+class Sweep(Callback):
+    """Tells where Hydra puts a sweep, and which runs there were scored since it began."""
+
+    folder: ClassVar[Path | None] = None
+    before: ClassVar[dict[Path, int]] = {}
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """See Hydra."""
+        Sweep.folder = Path(config.hydra.sweep.dir).absolute()
+        Sweep.before = Sweep.scored()
+
+    @staticmethod
+    def scored() -> dict[Path, int]:
+        """The runs that have an evaluation, and when it was written."""
+        found = sorted(Sweep.folder.rglob(EVALUATION)) if Sweep.folder else []
+        return {path.parent: path.stat().st_mtime_ns for path in found}
+
+    @staticmethod
+    def ended() -> list[Path]:
+        """The runs scored since the sweep began, in the order of their numbers."""
+        if os.environ.get("RANK", "0") != "0":  # torchrun's first process alone has runs
+            return []
+        new = [path for path, when in Sweep.scored().items() if Sweep.before.get(path) != when]
+        return sorted(new, key=lambda path: (len(path.name), path.name))
+
+
+def _quoted(word: str) -> str:
+    """Paths may hold characters that are grammar to Hydra: quote the values of run= and resume=."""
+    key, separator, value = word.partition("=")
+    if (
+        separator
+        and key in ("run", "resume", "data.dir", "data.train.path", "data.test.path", "encoder.run")
+        and value[:1] not in "'\""
+    ):
+        return f"{key}='{value}'"
+    return word
+
+
+def _hydra(words: Sequence[str], task: Callable[[DictConfig], Any], program: str) -> None:
+    before, path_before = sys.argv, list(sys.path)  # Hydra leaves a mark on both
+    full_error = os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [f"worldmodels {program}", *words]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(version_base="1.3", config_path=None, config_name="train")(task)()
+    except Exception as error:
+        line = user_error(error)
+        asked = str(getattr(error, "missing_cfg_file", ""))
+        if asked in EXTRAS:
+            line = UserError(f"{asked} is not installed; pip install 'worldmodels[{EXTRAS[asked]}]'")
+        if line is None:
+            raise
+        raise line from error
+    finally:
+        sys.argv, sys.path[:] = before, path_before
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
