@@ -384,8 +384,8 @@ def reference(home):
     return home / "runs/reference"
 
 
-def same_weights(one, other):
-    pairs = [(worldmodels.load(one / seed), worldmodels.load(other / seed)) for seed in "01"]
+def same_weights(one, other, seeds="01"):
+    pairs = [(worldmodels.load(one / seed), worldmodels.load(other / seed)) for seed in seeds]
     for a, b in pairs:
         weights = zip(a.model.state_dict().values(), b.model.state_dict().values(), strict=True)
         assert all(torch.equal(x, y) for x, y in weights)
@@ -413,7 +413,7 @@ def test_other_launchers_train_the_same_runs(at_home, reference, capfd, name):
 def test_a_job_that_is_pre_empted_goes_on(at_home, reference):
     """Told to leave, as SLURM does, a job is queued again and ends with the weights of one that was not."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra 'slurm'")
-    steps = ["trainer.threads=1", "trainer.steps=300", "trainer.evaluate_every=0", "logger.progress=false", "seed=0,1"]
+    steps = ["trainer.threads=1", "trainer.steps=300", "trainer.evaluate_every=0", "logger.progress=false", "seed=0"]
     words = ["train", *SMOKE, *steps, "-m", "trainer.checkpoint_every=10"]
     (at_home / "preempted.py").write_text(
         "import sys\nfrom worldmodels.cli import main\nif __name__ == '__main__':\n"
@@ -433,7 +433,7 @@ def test_a_job_that_is_pre_empted_goes_on(at_home, reference):
     logs = "".join(path.read_text() for path in run.parent.glob(".submitit/*/*_log.err"))
     assert "Requeued job" in logs, logs
     assert main([*words, "run=runs/left", "jobs=1"]) == 0
-    same_weights(at_home / "runs/left", run.parent)
+    same_weights(at_home / "runs/left", run.parent, seeds="0")
 
 
 @pytest.fixture
@@ -486,7 +486,7 @@ def test_a_search_space_in_hydras_grammar():
 
     space = {
         "a=1,2": CategoricalDistribution(["1", "2"]),
-        "a=choice(null,'x y')": CategoricalDistribution(["null", "'x y'"]),
+        "a=null,'x y'": CategoricalDistribution(["null", "'x y'"]),
         "a=range(1,10,2)": IntDistribution(1, 9, step=2),
         "a=range(10,1,-3)": IntDistribution(4, 10, step=3),
         "a=range(0,1,0.25)": FloatDistribution(0.0, 0.75, step=0.25),

@@ -4,12 +4,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from hydra_plugins import _worldmodels
@@ -152,11 +152,20 @@ def command(
     _worldmodels.register()
     sweep = [word for word in words if word in ("-m", "--multirun")]
     words = [*sweep, *(word for word in words if word not in sweep)]  # argparse wants it before the overrides
-    Sweep.folder = None
-    _hydra(words, job if sweep else once, program)
-    if failures:
-        raise user_error(failures[0]) or failures[0]
-    return [load(path) for path in Sweep.ended()] if sweep else runs
+    if not sweep:
+        _hydra(words, once, program)
+        if failures:
+            raise user_error(failures[0]) or failures[0]
+        return runs
+    said = {key: value.strip("'\"") for key, _, value in (word.partition("=") for word in words)}
+    if not (folder := said.get("hydra.sweep.dir", said.get("run"))):
+        words.append(f"run={(folder := f'runs/{datetime.now():%Y%m%d-%H%M%S-%f}')}")
+    before = _scored(Path(folder).absolute())
+    _hydra(words, job, program)
+    if os.environ.get("RANK", "0") != "0":  # torchrun's first process alone has runs
+        return []
+    ended = [path for path, when in _scored(Path(folder).absolute()).items() if before.get(path) != when]
+    return [load(path) for path in sorted(ended, key=lambda path: (len(path.name), path.name))]
 
 
 def train_job(
@@ -188,30 +197,9 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "trainer": {**kept["trainer"], "threads": None}}
 
 
-class Sweep(Callback):
-    """Tells where Hydra puts a sweep, and which runs there were scored since it began."""
-
-    folder: ClassVar[Path | None] = None
-    before: ClassVar[dict[Path, int]] = {}
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """See Hydra."""
-        Sweep.folder = Path(config.hydra.sweep.dir).absolute()
-        Sweep.before = Sweep.scored()
-
-    @staticmethod
-    def scored() -> dict[Path, int]:
-        """The runs that have an evaluation, and when it was written."""
-        found = sorted(Sweep.folder.rglob(EVALUATION)) if Sweep.folder else []
-        return {path.parent: path.stat().st_mtime_ns for path in found}
-
-    @staticmethod
-    def ended() -> list[Path]:
-        """The runs scored since the sweep began, in the order of their numbers."""
-        if os.environ.get("RANK", "0") != "0":  # torchrun's first process alone has runs
-            return []
-        new = [path for path, when in Sweep.scored().items() if Sweep.before.get(path) != when]
-        return sorted(new, key=lambda path: (len(path.name), path.name))
+def _scored(folder: Path) -> dict[Path, int]:
+    """The runs in a folder that have an evaluation, and when it was written."""
+    return {path.parent: path.stat().st_mtime_ns for path in folder.rglob(EVALUATION)}
 
 
 def _quoted(word: str) -> str:

@@ -97,7 +97,7 @@ class SideBySide(Launcher):
     def _composed(self, words: Sequence[str], number: int) -> DictConfig:
         config = self.context.config_loader.load_sweep_config(self.config, list(words))
         with open_dict(config):
-            config.hydra.job.id = config.hydra.job.num = number
+            config.hydra.job.id, config.hydra.job.num = str(number), number
         return config
 
 
