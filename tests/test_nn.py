@@ -15,8 +15,8 @@ def make(name, *sizes, **options):
     return getattr(layers, name)(*sizes, **options, **SMALL.get(name, {}))
 
 
-def program(make_rnn):
-    """A small program written for nn.GRU: a next-number regressor with two layers, run in chunks."""
+def program(make_rnn, seed=0, steps=60):
+    """A small program written for nn.GRU: a next-number regressor with two layers, run in chunks, until half is learned."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -29,12 +29,12 @@ def program(make_rnn):
             y, h = self.rnn(x, h)
             return self.head(y), h
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = Model()
     x = torch.sin(torch.arange(16.0)[None, :, None] / 3 + torch.rand(16, 1, 3) * 6)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
-    for _ in range(30):
+    for _ in range(steps):
         h, total = None, 0.0
         for chunk in x.split(8, dim=1):
             y, h = model(chunk, h)
@@ -44,18 +44,29 @@ def program(make_rnn):
         total.backward()
         optimizer.step()
         losses.append(float(total.detach()))
+        if losses[-1] < 0.5 * losses[0]:
+            break
     assert h.shape[:2] == (2, 16) and y.shape == (16, 8, 3)
     return losses
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize("name", ["GRU", *(n for n in NAMES if n != "ESBN")])
-def test_a_program_written_for_gru_runs_and_learns_with_each_layer(name):
-    losses = program(nn.GRU if name == "GRU" else lambda *sizes, **options: make(name, *sizes, **options))
-    assert losses[-1] < 0.6 * losses[0]
+def test_a_program_written_for_gru_runs_and_learns_with_each_layer(name, learned):
+    """The loss is halved; a layer that says nothing leaves 0.99 of it, the variance of the numbers.
+
+    Measured: 30 seeds of 30, most after 3 to 15 steps of the 60, the slowest of SCOFF's after 40.
+    """
+
+    def left(seed):
+        losses = program(nn.GRU if name == "GRU" else lambda *sizes, **options: make(name, *sizes, **options), seed)
+        return losses[-1] / losses[0]
+
+    learned(left, lambda part: part < 0.5)
 
 
 def test_the_program_runs_with_esbn_which_sees_only_what_repeats():
-    losses = program(lambda *sizes, **options: make("ESBN", *sizes, **options))
+    losses = program(lambda *sizes, **options: make("ESBN", *sizes, **options), steps=5)
     assert all(loss == loss for loss in losses)
 
 

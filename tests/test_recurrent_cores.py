@@ -1001,6 +1001,7 @@ def test_positions_are_asked_for_where_they_are_needed():
         S2GRU(F_, K, D, position_size=2).prepare(Tokens(torch.randn(B, N, F_)))
 
 
+@pytest.mark.learning
 @pytest.mark.parametrize(
     "make",
     [
@@ -1012,24 +1013,35 @@ def test_positions_are_asked_for_where_they_are_needed():
     ],
     ids=["rims", "scoff", "scoff++", "rmc", "s2gru"],
 )
-def test_recurrent_cores_learn_to_add(make):
-    """Two marked numbers of six: the mean answer has an error of 1/6, and so has any core that forgets the first."""
+def test_recurrent_cores_learn_to_add(make, learned):
+    """Two marked numbers of four: the mean answer has an error of 1/6, one that has forgotten the first at least 1/12.
+
+    Measured: 30 seeds of 30 come below 0.03, most after 80 to 120 steps of the 400, the slowest after 240.
+    """
     from worldmodels.tasks.adding import Adding
 
     from .helpers import given
 
     task = Adding(
-        train_length=6, train_counts=(2,), train_size=4000, test_length=6, test_counts=(2,), test_size=500, token_size=8
+        train_length=4, train_counts=(2,), train_size=4000, test_length=4, test_counts=(2,), test_size=500, token_size=8
     )
-    model, generator = task.model(given(make()), {}), torch.Generator().manual_seed(0)
     draw = task.batches(64, torch.device("cpu"))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(200):
-        loss = task.losses(model.train(), draw(generator), generator)["loss"]
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    errors = task.evaluate(model.eval())["errors"]["2"]
-    assert errors["own_mean"] == pytest.approx(1 / 6, abs=0.02)
-    assert errors["mse"] < 0.05
+
+    def error(seed):
+        torch.manual_seed(seed)
+        model, generator = task.model(given(make()), {}), torch.Generator().manual_seed(seed)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        for step in range(1, 401):
+            loss = task.losses(model.train(), draw(generator), generator)["loss"]
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if step % 40 == 0:
+                errors = task.evaluate(model.eval())["errors"]["2"]
+                assert errors["own_mean"] == pytest.approx(1 / 6, abs=0.02)
+                if errors["mse"] < 0.03:
+                    break
+        return errors["mse"]
+
+    learned(error, lambda mse: mse < 0.03)
