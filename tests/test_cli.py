@@ -137,7 +137,7 @@ def test_python_interface(at_home):
 
 
 def test_a_sweep_trains_every_choice(at_home):
-    words = [*SMOKE, "core=gnn", "core.hidden_size=16", "-m", "seed=0,1", "run=runs/sweep"]
+    words = [*SMOKE, "core=gnn", "core.hidden_size=16", "-m", "seed=0,1", "run=runs/sweep", "jobs=1"]
     assert main(["train", *words]) == 0
     for job, seed in (("0", 0), ("1", 1)):
         assert worldmodels.load(f"runs/sweep/{job}").config["seed"] == seed

@@ -456,7 +456,10 @@ def returned(envs, actions):
 
 @pytest.mark.learning
 def test_a_team_learns_to_fight(learned):
-    """Against a team like its own. Acting at random it returns 1.0, attacking all the time 10; 20 is a battle won."""
+    """Against a team like its own. Acting at random it returns 1.0, attacking all the time 10; 20 is a battle won.
+
+    It learns until it has 4 in training. Measured: 20 seeds of 20 then have 3.6 to 8.2 in other battles.
+    """
     options = {"num_radii": 5, "num_angles": 8, "radial_step": 2.0, "targets": "nearest", "max_episode_steps": 40}
     drawn = torch.Generator().manual_seed(0)
     chance = returned(battles(200, **options), lambda: torch.randint(0, len(ACTIONS), (200, 2), generator=drawn))

@@ -414,7 +414,7 @@ def test_whole_battles():
     assert not (friends & enemies).any()
     assert torch.equal(info["won"], friends & ~enemies) and torch.equal(info["success"], info["won"])
     assert torch.allclose(total[info["won"]], torch.tensor(20.0), atol=1e-4) and (total[~info["won"]] < 17).all()
-    assert 0.38 < info["won"].float().mean() < 0.62
+    assert 0.35 < info["won"].float().mean() < 0.65  # four standard errors
 
 
 def win_rates(scenario, enemy, copies=192):
@@ -427,10 +427,10 @@ def win_rates(scenario, enemy, copies=192):
 
 
 def test_sides_are_equal():
-    """What a team wins from the left it wins from the right (192 battles each: a standard error of 0.05)."""
+    """What a team wins from the left it wins from the right (of 192 battles each; four standard errors)."""
     won, lost = win_rates("3s", "3z")
     mirrored_won, mirrored_lost = win_rates("3z", "3s")
-    assert won == pytest.approx(mirrored_lost, abs=0.15) and lost == pytest.approx(mirrored_won, abs=0.15)
+    assert won == pytest.approx(mirrored_lost, abs=0.2) and lost == pytest.approx(mirrored_won, abs=0.2)
     assert won + lost > 0.9
 
 

@@ -292,20 +292,24 @@ def test_a_trained_model_beats_its_own_copy(tmp_path, learned):
     options = {"env_kwargs": {"num_objects": 2}}
     data = collect("worldmodels/Shapes-v0", tmp_path / "train", episodes=200, steps=50, seed=1, **options)
     test = collect("worldmodels/Shapes-v0", tmp_path / "test", episodes=500, steps=10, seed=2, **options)
-    settings = {"steps": 300, "batch_size": 128, "starts_per_episode": 4, "learning_rate": 3e-3, "warmup_steps": 50}
+    settings = {"batch_size": 128, "starts_per_episode": 4, "learning_rate": 2e-3, "warmup_steps": 50}
 
     def hits(seed):
         torch.manual_seed(seed)
         encoder = CSWMEncoder(data.observation_shape, 2, 2, hidden_size=64, channels=16)
         core = GNN(6, 2, 2, hidden_size=64, edge_actions=True)
         model = WorldModel(encoder, core, action=data.about["action"], action_to="slot")
-        run = tmp_path / f"run{seed}"
-        run_training(data, run, model=model, seed=seed, schedule="cosine", checkpoint_every=800, **settings)
-        inside = evaluate(model, test, horizons=(1, 5))["in_episode"]
-        return {f"{name}/{h}": entry[name] for h, entry in inside.items() for name in ("h@1", "copy_h@1")}
+        for steps in range(300, 1501, 300):
+            run = tmp_path / f"run{seed}"
+            run_training(data, run, steps, model, resume=steps > 300, seed=seed, checkpoint_every=300, **settings)
+            inside = evaluate(model, test, horizons=(1, 5))["in_episode"]
+            hit = {f"{name}/{h}": entry[name] for h, entry in inside.items() for name in ("h@1", "copy_h@1")}
+            if enough(hit):
+                break
+        return hit
 
     def enough(hit):
-        return hit["copy_h@1/5"] < 0.1 and hit["h@1/5"] > 0.3 and hit["copy_h@1/1"] < 0.3 and hit["h@1/1"] > 0.7
+        return hit["copy_h@1/5"] < 0.1 and hit["h@1/5"] > 0.6 and hit["copy_h@1/1"] < 0.3 and hit["h@1/1"] > 0.9
 
     learned(hits, enough)
 
