@@ -7,7 +7,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 from worldmodels import launcher, tune
-from worldmodels.config import options_of
+from worldmodels.plugins import options_of
 
 
 class SideBySide(launcher.SideBySide):
