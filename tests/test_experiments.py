@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from hydra_plugins import _worldmodels
 from worldmodels.agents import run as agents
 from worldmodels.config import CONFIGS, SIZES, TrainConfig, experiment, experiments, plain, register
 from worldmodels.cores import CORES
@@ -36,6 +37,7 @@ NAMED["views"] += ["+task.env_kwargs.observation=units", "+task.env_kwargs.scena
 def composed():
     """Composes an experiment, a core and a size as the command line does, in plain values."""
     GlobalHydra.instance().clear()
+    _worldmodels.register()
     with initialize(config_path=None, version_base="1.3"):
         yield lambda *words: plain(compose("train", overrides=list(words)))
 
