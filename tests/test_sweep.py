@@ -29,6 +29,7 @@ SMOKE = ["experiment=block_physics", "size=smoke", "logger.figures=false", "core
 MINE = """
 import os, signal, sys, time
 from pathlib import Path
+from hydra.core.hydra_config import HydraConfig
 from worldmodels import launch
 from worldmodels.config import register
 from worldmodels.errors import UserError
@@ -65,7 +66,8 @@ def job(config):
 
 def where(config):
     import ray
-    Path(config.run, f"node-{config.seed}").write_text(ray.get_runtime_context().get_node_id())
+    folder = Path(HydraConfig.get().sweep.dir)
+    (folder / f"node-{config.seed}").write_text(ray.get_runtime_context().get_node_id())
     return launch.train_one(config)
 
 def sweep(*words, job=job, load=str):
@@ -430,7 +432,7 @@ def test_a_job_that_is_pre_empted_goes_on(at_home, reference):
         time.sleep(0.02)
     _, err = whole.communicate(timeout=300)
     assert whole.returncode == 0 and told, err
-    logs = "".join(path.read_text() for path in run.parent.glob(".submitit/*/*_log.err"))
+    logs = "".join(path.read_text() for path in run.parent.glob(".submitit/*/*_log.*"))
     assert "Requeued job" in logs, logs
     assert main([*words, "run=runs/left", "jobs=1"]) == 0
     same_weights(at_home / "runs/left", run.parent, seeds="0")
@@ -441,7 +443,9 @@ def ray(tmp_path_factory, monkeypatch):
     """Ray with a folder and a token of its own."""
     ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
     pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="needs the extra 'ray'")
-    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("ray")))
+    home = tmp_path_factory.getbasetemp() / "ray"
+    home.mkdir(exist_ok=True)
+    monkeypatch.setenv("HOME", str(home))
     yield ray
     ray.shutdown()
 
@@ -465,9 +469,9 @@ def test_ray_on_two_nodes(at_home, reference, ray, monkeypatch):
     cluster.add_node(num_cpus=1)
     try:
         monkeypatch.chdir(at_home)
-        (at_home / "runs/nodes").mkdir(parents=True)
         options = ["hydra/launcher=ray", "+hydra.launcher.ray.remote.num_cpus=1"]
-        options.append(f"+hydra.launcher.ray.init.address='{cluster.address}'")
+        init = "+hydra.launcher.ray.init"  # the launcher's own size of the store is refused by a cluster that is there
+        options += [f"{init}.address='{cluster.address}'", f"{init}.object_store_memory=null"]
         words = [*SMOKE, "trainer.steps=6", "trainer.threads=1", "seed=0,1", "run=runs/nodes", *options]
         assert len(mine.sweep(*words, job=mine.where)) == 2
         assert len({(at_home / f"runs/nodes/node-{seed}").read_text() for seed in (0, 1)}) == 2

@@ -158,14 +158,15 @@ def command(
             raise user_error(failures[0]) or failures[0]
         return runs
     said = {key: value.strip("'\"") for key, _, value in (word.partition("=") for word in words)}
-    if not (folder := said.get("hydra.sweep.dir", said.get("run"))):
-        words.append(f"run={(folder := f'runs/{datetime.now():%Y%m%d-%H%M%S-%f}')}")
-    before = _scored(Path(folder).absolute())
+    folder = said.get("hydra.sweep.dir", said.get("run", f"runs/{datetime.now():%Y%m%d-%H%M%S-%f}"))
+    path = Path(folder).absolute()  # processes on other machines may start elsewhere
+    words = [*(word for word in words if not word.startswith("hydra.sweep.dir=")), f"hydra.sweep.dir='{path}'"]
+    before = _scored(path)
     _hydra(words, job, program)
     if os.environ.get("RANK", "0") != "0":  # torchrun's first process alone has runs
         return []
-    ended = [path for path, when in _scored(Path(folder).absolute()).items() if before.get(path) != when]
-    return [load(path) for path in sorted(ended, key=lambda path: (len(path.name), path.name))]
+    ended = [one for one, when in _scored(path).items() if before.get(one) != when]
+    return [load(one) for one in sorted(ended, key=lambda one: (len(one.name), one.name))]
 
 
 def train_job(
@@ -177,10 +178,9 @@ def train_job(
 ) -> float:
     """Train a job of a sweep, or go on with it where its folder holds a run of the same settings; see ``command``."""
     about = HydraConfig.get()
-    with suppress(OSError):  # another machine may not have the folder
-        os.chdir(about.runtime.cwd)  # a cluster's processes start elsewhere
-    path = Path(about.runtime.cwd, about.sweep.dir, str(about.sweep.subdir))
-    asked, resume = plain(config), False
+    path, asked, resume = Path(about.runtime.output_dir), plain(config), False
+    with suppress(OSError):  # a cluster's processes start elsewhere, and may not have this folder
+        os.chdir(about.runtime.cwd)
     try:
         with _current_folder_importable():
             if (path / "config.yaml").is_file() and _settings(saved := read(path)) == _settings(asked):
