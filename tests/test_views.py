@@ -697,7 +697,9 @@ def test_every_memory_fits_the_scaffold(tmp_path, monkeypatch, core):
 def test_learning_to_track_a_ball(tmp_path, learned):
     """A small frame with one ball in it: S2GRU soon knows where it goes.
 
-    Baseline: a model that says the same everywhere has a balanced accuracy of 0.5.
+    Baseline: a model that says the same everywhere has a balanced accuracy of 0.5, and so has one that knows how often
+    each place holds the ball (nowhere half of the time). Measured: 20 seeds of 20 come above 0.65 (0.67 to 0.76) after
+    200 to 400 steps of the 900.
     """
     task = make_task(
         tmp_path,
