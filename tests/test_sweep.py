@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 import worldmodels
 from worldmodels import checkpoints, launcher
 from worldmodels.cli import main
+from worldmodels.config import TrainConfig, plain
 from worldmodels.data import collect as collecting
 from worldmodels.data import episodes
 from worldmodels.errors import UserError
@@ -72,10 +74,7 @@ def where(config):
 
 def sweep(*words, job=job, load=str):
     words = ["-m", "experiment=block_physics", "size=smoke", "core=gnn", "trainer.steps=8", *words]
-    configs = launch.CONFIGS
-    return launch.command(
-        words, None, program="train", configs=configs, prepare=register, run=run, job=job, read=dict, load=load
-    )
+    return launch.command(words, None, program="train", prepare=register, run=run, job=job, read=dict, load=load)
 """
 
 
@@ -151,7 +150,8 @@ def test_a_stopped_sweep_goes_on_by_its_own_command(at_home, capsys):
 def test_the_data_of_a_task_are_recorded_once(at_home, collections):
     size = {"train_episodes": 2, "test_episodes": 2, "steps": 4, "window": 2, "prompt": 1, "imagined": 1}
     task = {"env_id": "worldmodels/BouncingBalls-v0", "env_kwargs": {"observation": "state"}, **size}
-    config = {"task": {"_target_": "worldmodels.tasks.views.PartialViews", **task}, "trainer": {"threads": 0}}
+    task["_target_"] = "worldmodels.tasks.views.PartialViews"
+    config = plain(OmegaConf.structured(TrainConfig)) | {"task": task}
     for _ in range(2):
         collect_data(config)
     assert [path.name.split("-")[3] for path in collections] == ["train", "test"]
