@@ -220,7 +220,9 @@ def _hydra(words: Sequence[str], task: Callable[[DictConfig], Any], program: str
     sys.argv = [f"worldmodels {program}", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        hydra.main(version_base="1.3", config_path=None, config_name="train")(task)()
+        hydra.main(version_base="1.3", config_path="pkg://worldmodels", config_name="train")(
+            task
+        )()  # all is registered
     except Exception as error:
         line = user_error(error)
         asked = str(getattr(error, "missing_cfg_file", ""))
