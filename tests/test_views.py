@@ -12,7 +12,6 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from sklearn.metrics import confusion_matrix as sk_confusion
 
 import worldmodels
-from worldmodels.config import build_core
 from worldmodels.core import Tokens, unroll
 from worldmodels.cores.gnn import GNN
 from worldmodels.cores.gru import GRU
@@ -27,6 +26,7 @@ from worldmodels.errors import UserError
 from worldmodels.losses import polar_loss, polar_parts, polar_truth
 from worldmodels.metrics import balanced_accuracy, confusion_matrix, f1_scores, macro_f1
 from worldmodels.models.views import ViewWorldModel, view_model
+from worldmodels.plugins import build_core
 from worldmodels.seeing import PixelTally, PolarTally, _stitched, said_and_seen
 from worldmodels.tasks.views import PartialViews, ViewBatch
 
