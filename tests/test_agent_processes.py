@@ -110,7 +110,8 @@ from worldmodels.agents import RecurrentPPO
 warnings.filterwarnings("ignore", message="a rollout has")
 for name, words in {RUNS!r}.items():
     run = agents.train(*{SMOKE!r}, f"run={tmp_path}/two/{{name}}", *words)
-    print("run", name, None if run is None else run.model.num_timesteps, flush=True)
+    end = None if run is None else run.model.num_timesteps
+    print(f"run {{name}} {{end}}\\n", end="")  # in one piece, as both write to one pipe
 
 real, updates = RecurrentPPO.train, []
 
@@ -130,14 +131,15 @@ except KeyboardInterrupt:
 agents.train("resume={tmp_path}/cut")
 """
     )
-    command = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29617"]
+    command = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, str(driver)], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = sorted(line for line in done.stdout.splitlines() if line.startswith("run "))
-    assert told == sorted(f"run {name} {end}" for name in RUNS for end in (128, None))  # the first process has the run
+    expected = sorted(f"run {name} {end}" for name in RUNS for end in (128, None))  # the first process has the run
+    assert told == expected, done.stdout + done.stderr
 
     for name, words in RUNS.items():
         with pytest.warns(UserWarning, match="a rollout has") if name == "battle" else nullcontext():

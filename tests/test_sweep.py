@@ -300,7 +300,7 @@ def start(script, folder, **more):
     )
 
 
-def children(pid, program=b"spawn_main"):
+def children(pid, program=b"forkserver"):
     """Processes of a program that a process started."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
@@ -349,7 +349,7 @@ def test_control_c_ends_every_process_and_loses_nothing(home):
     deadline = time.time() + 300
     while any(checkpoints.latest(run) is None for run in runs) and time.time() < deadline and whole.poll() is None:
         time.sleep(0.05)
-    started = children(whole.pid)
+    started = [pid for server in children(whole.pid) for pid in children(server)]
     whole.send_signal(signal.SIGINT)
     _, err = whole.communicate(timeout=120)
     assert whole.returncode == 2 and "interrupted; what was saved is whole" in err and err.count("\n") == 1, err
@@ -368,7 +368,7 @@ def test_a_process_ends_with_the_one_that_started_it(home):
     deadline = time.time() + 300
     while not (home / "waiting/0/metrics.jsonl").exists() and time.time() < deadline and whole.poll() is None:
         time.sleep(0.05)
-    started = children(whole.pid)
+    started = [pid for server in children(whole.pid) for pid in children(server)]
     whole.kill()
     whole.communicate(timeout=120)
     assert started and all(ended(pid) for pid in started)

@@ -17,6 +17,8 @@ from multiprocessing.process import parent_process
 from pathlib import Path
 from typing import Any
 
+import numpy
+import torch
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -29,7 +31,9 @@ from .errors import UserError
 from .logging import note, progress_bar, read_metrics
 from .run import CONFIG, collect_data
 
-_SPAWN = multiprocessing.get_context("spawn")  # CUDA cannot be forked
+# New processes, since CUDA cannot be forked. On Linux each is forked off a new one that has only imported what runs need, so
+# that a sweep imports torch once instead of once a run.
+_PROCESSES = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _NAME = "worldmodels run"
 _TAIL = 1 << 13  # bytes of metrics.jsonl that are read to see how far a run is
 _POLL = 0.5
@@ -74,6 +78,7 @@ class SideBySide(Launcher):
         for job in jobs:
             job.prepare(max(1, cores() // at_once))
         display = _Display(jobs)
+        _PROCESSES.set_forkserver_preload([_imported(self.task), "lightning_fabric"])
         # These threads and the processes they start do not hear Ctrl-C, which a terminal sends to all of its processes.
         pool, futures = ThreadPoolExecutor(at_once, initializer=_block_interrupts), []
         try:
@@ -156,9 +161,9 @@ class _Job:
         """Train in a process of its own, and wait for it."""
         if self.refused is not None:
             return self._failed(self.refused)
-        ours, theirs = _SPAWN.Pipe()
+        ours, theirs = _PROCESSES.Pipe()
         # Not a daemon: those may not have processes of their own, and environments do.
-        self.process = _SPAWN.Process(target=_train, args=(theirs,), name=_NAME)
+        self.process = _PROCESSES.Process(target=_train, args=(theirs,), name=_NAME)
         self.state, self.since = "starting", time.monotonic()
         display.began(self)
         with theirs:
@@ -170,7 +175,7 @@ class _Job:
                     if said == "training":
                         self.state = said
                         # Not an argument: one of more than 64 KB waits for ever for a process that has ended already.
-                        ours.send((episodes.VERIFIED, context, task, self.config))
+                        ours.send((episodes.VERIFIED, dict(os.environ), context, task, self.config))
                         continue
                 except (EOFError, OSError):
                     break
@@ -270,6 +275,11 @@ def _told(result: JobReturn) -> JobReturn:
     return Failure(**vars(result)) if result.status == JobStatus.FAILED else result
 
 
+def _imported(task: TaskFunction) -> str:
+    """The module of ours that trains: what a user's module does when it is imported is only done in a run's own process."""
+    return task.__module__ if task.__module__.startswith(f"{__package__}.") else f"{__package__}.launch"
+
+
 def _end(process: Any) -> None:
     """End a process that still runs: it is asked to, then made to."""
     if process.is_alive():
@@ -292,8 +302,12 @@ def _train(other: connection.Connection) -> None:
     try:
         signal.signal(signal.SIGTERM, _interrupt)  # files and environments are closed before the process ends
         other.send("training")
-        verified, context, task, config = other.recv()
+        verified, environment, context, task, config = other.recv()
         episodes.VERIFIED |= verified
+        os.environ.clear()  # forked processes have what was set when the first sweep began,
+        os.environ.update(environment)
+        numpy.random.seed()  # and all begin with the same random numbers
+        torch.seed()
         setup_globals()
         with redirect_stdout(out), redirect_stderr(err):  # neither is a terminal, so no bars are drawn
             result: JobReturn | Exception = _run(context, task, config)
