@@ -330,12 +330,8 @@ def test_a_full_disk_and_a_control_c_lose_nothing(home, tmp_path):
     config.write_text(config.read_text().replace("steps: 100000", "steps: 60"))
     if int(checkpoints.latest(tmp_path / "stopped").name.split("_")[1]) > 60:
         pytest.skip("the machine was faster than the interruption")
-    for name in ("full", "stopped"):
-        resumed = run_in_shell(["train", f"resume={tmp_path}/{name}"], tmp_path)
-        _, err = resumed.communicate(timeout=120)
-        assert resumed.returncode == 0, err
-    whole = run_in_shell([*long, f"run={tmp_path}/whole"], tmp_path)
-    whole.communicate(timeout=120)
+    for words in ([f"resume={tmp_path}/full"], [f"resume={tmp_path}/stopped"], [*long[1:], f"run={tmp_path}/whole"]):
+        assert main(["train", *words]) == 0
     states = [worldmodels.load(tmp_path / name).model.state_dict() for name in ("full", "stopped", "whole")]
     assert all(torch.equal(a, b) and torch.equal(b, c) for a, b, c in zip(*(s.values() for s in states), strict=True))
 
