@@ -33,7 +33,7 @@ from .run import CONFIG, collect_data
 
 # New processes, since CUDA cannot be forked. On Linux each is forked off a new one that has only imported what runs need, so
 # that a sweep imports torch once instead of once a run.
-_PROCESSES = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+_PROCESSES: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _NAME = "worldmodels run"
 _TAIL = 1 << 13  # bytes of metrics.jsonl that are read to see how far a run is
 _POLL = 0.5
