@@ -53,6 +53,19 @@ def test_small_encoder_equals_its_layers_written_out():
     assert torch.allclose(encoder(frames), encoder.mlp(maps), atol=1e-5)
 
 
+@pytest.mark.parametrize("size", ["small", "medium", "large"])
+def test_mixing_layers_stand_before_the_maps(size):
+    encoder = CSWMEncoder((50, 50, 3), 5, 2, size=size, hidden_size=32, channels=8, mixing_layers=2).eval()
+    frames = torch.randint(0, 256, (3, 50, 50, 3), dtype=torch.uint8)
+    *_, first, norm, _, second, _, _, head, _ = encoder.maps
+    hidden = encoder.maps[:-8](pixels(frames))
+    for conv in (first, second):
+        hidden = torch.einsum("bchw,dc->bdhw", hidden, conv.weight[:, :, 0, 0]) + conv.bias[:, None, None]
+        hidden = torch.relu(hidden / (1 + norm.eps) ** 0.5)
+    assert torch.allclose(encoder.maps(pixels(frames)), torch.sigmoid(head(hidden)), atol=1e-5)
+    assert encoder(frames).shape == (3, 5, 2)
+
+
 def plain_slot_attention(attention, slots, inputs):
     """Algorithm 1 of the slot attention paper for one set of tokens, inputs already normalised, in loops."""
     D = attention.slot_size

@@ -22,7 +22,7 @@ from worldmodels.tasks import views
 from worldmodels.training import TrainerSettings, check_settings
 
 AGENTS = CONFIGS / "agents"
-WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "mlp"}
+WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "rules", "mlp"}
 REFUSED = {  # which cores cannot do what an experiment asks
     **dict.fromkeys(("any", "block_physics", "shapes", "atari"), {"esbn"}),
     **dict.fromkeys(("adding", "gridworld"), WITHOUT_STATE),

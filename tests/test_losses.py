@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worldmodels.errors import UserError
 from worldmodels.losses import contrastive, draw_negatives, energy
 
 
@@ -25,6 +26,40 @@ def test_loss_by_hand():
     assert float(paper.negative) == pytest.approx(((1 - 2 * 0.09) + (1 - 2 * 0.25)) / 2)
     far = contrastive(10 * slots, 10 * pred, 10 * following)
     assert float(far.negative) == 0.0
+
+
+def test_the_knee_by_hand():
+    """Two slots of one number, errors 3 and 0: energies 2 * 9 / 2 = 9 and 0; ``sqrt(9 + 16) - 4 = 1``."""
+    slots, pred = torch.zeros(2, 2, 1), torch.tensor([[[3.0], [0.0]]] * 2)
+    assert contrastive(slots, pred, slots, knee=4.0).positive == 1.0
+    small = torch.full((2, 2, 1), 1e-3, requires_grad=True)
+    far = torch.full((2, 2, 1), 1e3)
+    assert torch.allclose(
+        contrastive(slots, far, slots, knee=1e-3).positive, torch.tensor(2e3), rtol=1e-4
+    )  # the distance
+    (steep,) = torch.autograd.grad(contrastive(slots, small, slots, knee=1e-4).positive, small)
+    (flat,) = torch.autograd.grad(contrastive(slots, small, slots).positive, small)
+    assert torch.allclose(steep, torch.full_like(steep, 0.5), rtol=0.01) and float(flat.max()) < 2e-3
+
+
+def test_the_slot_that_is_acted_upon_must_show_it():
+    """The acted slot has moved by .5, so its distance is sqrt(2 * .25 / 2) = .5; the other's larger move does not count."""
+    slots, following = torch.zeros(2, 2, 1), torch.tensor([[[0.5], [9.0]], [[9.0], [0.5]]])
+    acted = torch.tensor([[True, False], [False, True]])
+    far = torch.tensor([0, 1])  # episodes of their own
+    options = {"episode": far, "step": far, "acted_slot": acted, "hinge_on": "distance"}
+    without = contrastive(slots, following, following, **options)
+    loss = contrastive(slots, following, following, acted=3.0, **options)
+    assert torch.allclose(loss.negative - without.negative, torch.tensor(3 * 0.5), atol=1e-6)
+    assert torch.equal(loss.positive, without.positive)
+    same = torch.ones(2, 2, 1, requires_grad=True)  # nothing moved
+    (none,) = torch.autograd.grad(contrastive(same, same, same, acted=1.0, acted_slot=acted).total, same)
+    assert not bool(none.any())
+    with pytest.raises(UserError, match="does not say which slot"):
+        contrastive(slots, slots, slots, acted=1.0)
+    for wrong in ({"acted": -1.0}, {"knee": 0.0}):
+        with pytest.raises(UserError, match="give at least 0, and above 0"):
+            contrastive(slots, slots, slots, acted_slot=acted, **wrong)
 
 
 def test_hinge_on_the_distance_by_hand():

@@ -43,7 +43,7 @@ LAYERS = [
     {"worldmodels.encoders", "worldmodels.losses", "worldmodels.cores", "worldmodels.data", "worldmodels.decoders"},
     {
         f"worldmodels.cores.{name}"
-        for name in ("gnn", "nps", "gru", "lstm", "mlp", "rims", "scoff", "rmc", "s2rm", "entnet", "esbn")
+        for name in ("gnn", "nps", "rules", "gru", "lstm", "mlp", "rims", "scoff", "rmc", "s2rm", "entnet", "esbn")
     },
     {f"worldmodels.data.{name}" for name in ("arrays", "episodes", "collect", "importers", "sequences", "views")},
     {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},

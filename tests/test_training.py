@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import worldmodels
 from worldmodels import checkpoints
 from worldmodels.cores.gnn import GNN
+from worldmodels.cores.rules import Rules
 from worldmodels.data.collect import collect
 from worldmodels.data.episodes import Episodes, draw_paths, draw_starts
 from worldmodels.encoders import CSWMEncoder
@@ -283,6 +284,35 @@ def test_settings_that_cannot_work_are_refused(block_episodes):
             settings = TrainerSettings(**(QUICK | options))
             check_settings(settings)
             windows(settings, {"in_episode": 0.5}).batches(block_episodes, settings.batch_size, torch.device("cpu"))
+
+
+def test_the_slot_that_is_acted_upon_is_where_its_action_goes(block_episodes):
+    settings = TrainerSettings(**QUICK)
+    drawn = windows(settings, {"in_episode": 0.5, "acted": 2.0})
+    draw = drawn.batches(block_episodes, settings.batch_size, torch.device("cpu"))
+    paths = draw(torch.Generator().manual_seed(0))
+    actions = paths.actions.flatten()
+    acted = drawn._acted_slot(actions, 5)
+    assert torch.equal(acted.nonzero(), torch.stack([torch.arange(len(actions)), actions // 5], dim=1))
+    model = small_model(block_episodes, hidden_size=16)
+    losses = {weight: windows(settings, {"in_episode": 0.5, "acted": weight}) for weight in (0.0, 2.0)}
+    told = {}
+    for weight, one in losses.items():
+        one.batches(block_episodes, settings.batch_size, torch.device("cpu"))
+        told[weight] = one.losses(model, paths, torch.Generator().manual_seed(1))
+    assert told[2.0]["loss_neg"] > told[0.0]["loss_neg"] and told[2.0]["loss_pos"] == told[0.0]["loss_pos"]
+    about = {**block_episodes.about, "action": {"kind": "discrete", "sizes": [25]}}
+    others = Episodes(block_episodes.arrays, block_episodes.lengths, about)
+    with pytest.raises(UserError, match="objective.acted=2.0 needs actions that belong to objects"):
+        drawn.batches(others, settings.batch_size, torch.device("cpu"))
+
+
+def test_a_model_is_told_how_far_training_is(block_episodes, tmp_path, monkeypatch):
+    told, real = [], Rules.anneal
+    monkeypatch.setattr(Rules, "anneal", lambda self, done: (told.append(done), real(self, done))[1])
+    model = small_model(block_episodes, Rules, hidden_size=16, num_stages=2)
+    run_training(block_episodes, tmp_path / "run", steps=4, model=model)
+    assert told == [0.0, 0.25, 0.5, 0.75] and float(model.core.done) == 0.75
 
 
 @pytest.mark.learning

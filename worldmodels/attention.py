@@ -8,7 +8,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 
-def hard_choice(logits: Float[Tensor, "*B N"], *, noise: bool, temperature: float = 1.0) -> Float[Tensor, "*B N"]:
+def hard_choice(
+    logits: Float[Tensor, "*B N"], *, noise: bool | Tensor, temperature: float = 1.0
+) -> Float[Tensor, "*B N"]:
     """Choose one of N as a one-hot vector whose gradient is that of the softmax (straight-through).
 
     With noise this is the straight-through Gumbel softmax (Jang et al. 2016): ``argmax_i(logits_i + gamma_i)``,
@@ -16,14 +18,17 @@ def hard_choice(logits: Float[Tensor, "*B N"], *, noise: bool, temperature: floa
 
     Args:
         logits: scores, ``(..., N)``; of absent ones as ``hide`` makes them. Where all are, one is chosen all the same.
-        noise: add Gumbel noise; cores pass ``self.training``, because a choice at evaluation must repeat.
+        noise: add Gumbel noise, as large as a tensor says; cores pass ``self.training``, because a choice at evaluation must
+            repeat.
         temperature: of the softmax the gradient comes from, above 0.
 
     Returns:
         One-hot ``(..., N)``.
     """
-    if noise:
-        logits = logits - torch.empty_like(logits).exponential_().clamp_min(torch.finfo(logits.dtype).tiny).log()
+    if noise is not False:
+        logits = (
+            logits - noise * torch.empty_like(logits).exponential_().clamp_min(torch.finfo(logits.dtype).tiny).log()
+        )
     sharp = (logits / temperature).clamp_min(
         torch.finfo(logits.dtype).min
     )  # of hidden scores a low temperature makes -inf

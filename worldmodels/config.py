@@ -117,7 +117,7 @@ def register(words: Iterable[str] | None = None) -> None:
     for name, entry in offered("tasks", TASKS).items():
         store.store(group="task", name=name, node={**constructor_options(entry["_target_"]), **entry})
     store.store(group="task", name="none", node=TASKS["transitions"])  # its older name
-    draws = ("episode", "step", "generator")
+    draws = ("episode", "step", "generator", "acted_slot")
     objective = {name: value for name, value in options_of(contrastive).items() if name not in draws}
     store.store(group="objective", name="contrastive", node=objective)
     for name, node in _read(CONFIGS / "env.yaml").items():

@@ -44,6 +44,9 @@ class CSWMEncoder(nn.Module):
         size: "small" (10x10 patches, for grids), "medium" (maps a fifth as high and wide) or "large" (full maps).
         hidden_size: of the MLP; 512 in the paper.
         channels: of the convolutions; None for ``hidden_size // 16`` as in the authors' code.
+        mixing_layers: 1x1 convolutions with BatchNorm and ReLU before the maps; none in the paper. Without one, "small" tells
+            the objects in a patch by a sum of thresholds of its pixels, and an object whose shade lies between those of two
+            others is hard to tell from both.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class CSWMEncoder(nn.Module):
         size: str = "small",
         hidden_size: int = 512,
         channels: int | None = None,
+        mixing_layers: int = 0,
     ):
         super().__init__()
         if len(observation_shape) != 3:
@@ -66,17 +70,17 @@ class CSWMEncoder(nn.Module):
         if size == "small":
             stride = 10
             convolutions = [nn.Conv2d(in_channels, c, 10, stride=10), nn.BatchNorm2d(c), nn.ReLU()]
-            convolutions += [nn.Conv2d(c, num_slots, 1)]
+            last = nn.Conv2d(c, num_slots, 1)
         elif size == "medium":
             stride = 5
             convolutions = [nn.Conv2d(in_channels, c, 9, padding=4), nn.BatchNorm2d(c), nn.LeakyReLU()]
-            convolutions += [nn.Conv2d(c, num_slots, 5, stride=5)]
+            last = nn.Conv2d(c, num_slots, 5, stride=5)
         elif size == "large":
             stride = 1
             convolutions = []
             for i in range(3):
                 convolutions += [nn.Conv2d(in_channels if i == 0 else c, c, 3, padding=1), nn.BatchNorm2d(c), nn.ReLU()]
-            convolutions += [nn.Conv2d(c, num_slots, 3, padding=1)]
+            last = nn.Conv2d(c, num_slots, 3, padding=1)
         else:
             raise ValueError(f"size is {size!r}; expected 'small', 'medium' or 'large'")
         if min(height, width) < stride:
@@ -84,7 +88,9 @@ class CSWMEncoder(nn.Module):
         self.observation_shape = tuple(observation_shape)
         self.num_slots = num_slots
         self.slot_size = slot_size
-        self.maps = nn.Sequential(*convolutions, nn.Sigmoid())
+        for _ in range(mixing_layers):
+            convolutions += [nn.Conv2d(c, c, 1), nn.BatchNorm2d(c), nn.ReLU()]
+        self.maps = nn.Sequential(*convolutions, last, nn.Sigmoid())
         self.mlp = nn.Sequential(
             nn.Linear((height // stride) * (width // stride), hidden_size),
             nn.ReLU(),

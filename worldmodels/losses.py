@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .errors import UserError
@@ -101,6 +101,9 @@ def contrastive(
     in_episode: float = 0.0,
     hinge: float = 1.0,
     hinge_on: str = "energy",
+    knee: float | None = None,
+    acted: float = 0.0,
+    acted_slot: Bool[Tensor, "B K"] | None = None,
     sigma: float = 0.5,
     self_pairs: bool = False,
     generator: torch.Generator | None = None,
@@ -127,6 +130,14 @@ def contrastive(
             al. 2006. The gradient of the energy vanishes with the difference of two states, so an object that was given
             little room is never given more, as long as others keep most negatives beyond the hinge; the gradient of the
             distance does not.
+        knee: None, or the prediction's error counts by its distance instead of its square:
+            ``H = sum_k (sqrt(H_k + knee^2) - knee)``, where H_k is slot k's part of the energy. A slot in which the moves of
+            another object show faintly gets rid of them, for the gradient of the distance does not vanish with it.
+        acted: weight of a second hinge: ``max(0, gamma - sqrt(H~_k))`` with ``H~ = energy(z_t, z_{t+1})`` and k the slot of
+            the object that is acted upon, which must show that it has moved. While nothing of an object can be predicted yet,
+            what its slot shows of it only costs; so slots hide it, and without this some objects never get room.
+            Where nothing moves, both observations are the same and there is no gradient.
+        acted_slot: ``(B, K)`` bool, the slot each action is done to; needed by ``acted``.
         sigma: scale of the energy.
         self_pairs: allow a row to be its own negative.
         generator: source of the draws.
@@ -138,6 +149,8 @@ def contrastive(
         raise UserError(f"negatives is {negatives!r}; expected one of {list(NEGATIVES)}")
     if hinge_on not in HINGE_ON:
         raise UserError(f"hinge_on is {hinge_on!r}; expected one of {list(HINGE_ON)}")
+    if acted < 0.0 or (knee is not None and knee <= 0.0):
+        raise UserError(f"acted is {acted} and knee is {knee}; give at least 0, and above 0 or nothing")
     B = len(slots)
     episode = torch.arange(B, device=slots.device) if episode is None else episode
     step = torch.zeros(B, dtype=torch.int64, device=slots.device) if step is None else step
@@ -152,10 +165,19 @@ def contrastive(
     )
     anchor = next_slots if negatives == "paper" else slots
     positive = energy(pred_slots, next_slots, sigma).mean()
+    if knee is not None:
+        each = energy(pred_slots[..., None, :], next_slots[..., None, :], sigma) / slots.shape[1]  # (B, K)
+        positive = ((each + knee**2).sqrt() - knee).sum(-1).mean()
     apart = energy(anchor, slots[row], sigma)
     if hinge_on == "distance":
         apart = (apart + 1e-12).sqrt()  # the root has no gradient at 0
     negative = torch.relu(hinge - apart).mean()
+    if acted:
+        if acted_slot is None:
+            raise UserError(f"acted is {acted}, but acted_slot does not say which slot each action is done to")
+        own = energy(slots[..., None, :], next_slots[..., None, :], sigma) / slots.shape[1]
+        own = ((own * acted_slot).sum(-1) + 1e-12).sqrt()
+        negative = negative + acted * torch.relu(hinge - own).mean()
     return ContrastiveLoss(positive + negative, positive, negative)
 
 

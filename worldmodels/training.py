@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,15 @@ from .logging import SECONDS, RunLog
 Model = TypeVar("Model", bound=nn.Module)
 Losses = Callable[[nn.Module, torch.Generator], dict[str, Tensor]]
 """A batch drawn and put through a model: scalars by name, "loss" the one to minimise."""
+
+
+@runtime_checkable
+class Annealed(Protocol):
+    """A module in which something changes in the course of training."""
+
+    def anneal(self, done: float) -> None:
+        """Called before every step with the share of the training's steps that are done, 0 to 1."""
+        ...
 
 
 @dataclass
@@ -159,6 +168,7 @@ def fit(
                 optimizer.load_state_dict(state["optimizer"])
                 generator.set_state(state["batches"])
                 checkpoints.set_random_states(state)
+    annealed = [module for module in model.modules() if isinstance(module, Annealed)]
     log = RunLog(run, step, settings.steps, quiet=quiet) if fabric.is_global_zero else None
     totals = torch.zeros((), device=device)  # of every loss and the gradient's norm since the last line
     first_bad = torch.full((), -1, dtype=torch.int64, device=device)
@@ -169,6 +179,8 @@ def fit(
         while step < settings.steps:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, settings)
+            for module in annealed:
+                module.anneal(step / settings.steps)
             optimizer.zero_grad(set_to_none=True)
             values = losses(wrapped, generator)
             fabric.backward(values["loss"])

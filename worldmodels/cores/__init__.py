@@ -26,5 +26,6 @@ CORES: dict[str, dict[str, Any]] = {
     "rmc": {"_target_": "worldmodels.cores.rmc.RMC", "slot_size": 64},
     "entnet": {"_target_": "worldmodels.cores.entnet.EntNet", "slot_size": 64},
     "esbn": {"_target_": "worldmodels.cores.esbn.ESBN", "slot_size": 64},
+    "rules": {"_target_": "worldmodels.cores.rules.Rules"},
     "mlp": {"_target_": "worldmodels.cores.mlp.MLP"},
 }

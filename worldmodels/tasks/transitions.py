@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from rich.console import Group, RenderableType
 from torch import Tensor, nn
 
@@ -280,6 +281,7 @@ class Windows:
     ):
         self.objective = dict(objective)
         self.window, self.imagine, self.starts_per_episode = window, imagine, starts_per_episode
+        self.per_object: int | None = None
 
     def batches(self, data: Episodes, batch_size: int, device: torch.device) -> Callable[[torch.Generator], Paths]:
         """Draws ``batch_size`` transitions, see ``draw_paths``.
@@ -288,6 +290,7 @@ class Windows:
             UserError: episodes or batches that windows do not fit into.
         """
         self._check(data, batch_size)
+        self.per_object = data.about.get("action", {}).get("per_object")
         data = data.to(device)
         aligned = self.objective.get("negatives") == "time_aligned"
 
@@ -297,6 +300,13 @@ class Windows:
             )
 
         return draw
+
+    def _acted_slot(self, actions: Tensor, num_slots: int) -> Tensor | None:
+        """Which slot each action is done to, ``(B, K)`` bool; None where actions belong to no objects."""
+        if self.per_object is None:
+            return None
+        place = torch.div(actions.long(), self.per_object, rounding_mode="floor")
+        return F.one_hot(place, num_slots).bool()
 
     def _check(self, data: Episodes, batch_size: int) -> None:
         inside = self.window * self.starts_per_episode
@@ -310,6 +320,11 @@ class Windows:
         if int(data.lengths.max()) < self.window:
             raise UserError(
                 f"trainer.window={self.window}, but the longest episode has {int(data.lengths.max())} transitions"
+            )
+        if self.objective.get("acted") and "per_object" not in data.about.get("action", {}):
+            raise UserError(
+                f"objective.acted={self.objective['acted']} needs actions that belong to objects, which these data do not "
+                "have; leave it at 0"
             )
         if self.objective.get("in_episode", 0.0) > 0.0 and inside < 2:
             raise UserError(
@@ -327,6 +342,7 @@ class Windows:
             slots[1:].flatten(0, 1),
             episode=paths.episode.expand(L, B).flatten(),
             step=step.flatten(),
+            acted_slot=self._acted_slot(paths.actions.flatten(), slots.shape[2]),
             generator=generator,
             **self.objective,
         )

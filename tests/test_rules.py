@@ -1,0 +1,139 @@
+"""Rules on pairs of slots: the equations in plain words, and what a choice may do."""
+
+import pytest
+import torch
+
+from worldmodels.check import CONTRACT
+from worldmodels.core import Tokens
+from worldmodels.cores.rules import Rules
+from worldmodels.training import Annealed
+
+FORMS = {
+    "one rule": {},
+    "3 rules, 2 stages": {"num_rules": 3, "num_stages": 2},
+    "parallel": {"parallel": True, "num_rules": 2},
+    "parallel, 2 stages": {"parallel": True, "num_stages": 2},
+    "cold": {"num_rules": 2, "temperature": 1e-3},
+    "three layers": {"num_layers": 3},
+}
+
+
+@pytest.mark.parametrize("contract", CONTRACT)
+@pytest.mark.parametrize("form", FORMS)
+def test_contract(form, contract):
+    CONTRACT[contract](lambda *sizes: Rules(*sizes, hidden_size=16, **FORMS[form]))
+
+
+def plain(core, features):
+    """The class's equations for one row, in loops: the change of every slot."""
+    D, K = core.slot_size, len(features)
+    V = [row.clone() for row in features]
+
+    def look(p, c, i):
+        H = core.action.weight.shape[1]
+        rule = slice(i * H, (i + 1) * H)
+        h = core.as_primary.weight[rule] @ V[p] + core.as_primary.bias[rule] + core.as_context.weight[rule] @ V[c]
+        h = torch.relu(h)
+        for layer, norm in zip(core.hidden, core.norms, strict=True):
+            h = torch.relu(norm(h @ layer.weight[i] + layer.bias[i]))
+        return float(h @ core.condition.weight[i][:, 0]), h @ core.action.weight[i] + core.action.bias[i]
+
+    changed = set()
+    for _ in range(core.num_stages):
+        found = {(p, c, i): look(p, c, i) for p in range(K) for c in range(K) for i in range(core.num_rules)}
+        if core.parallel:
+            best = [max((key for key in found if key[0] == p), key=lambda key: found[key][0]) for p in range(K)]
+        else:
+            best = [max((key for key in found if key[0] not in changed), key=lambda key: found[key][0])]
+        for key in best:
+            V[key[0]] = torch.cat([V[key[0]][:D] + found[key][1], V[key[0]][D:]])
+            changed.add(key[0])
+    return (torch.stack(V) - features)[:, :D]
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("form", ["3 rules, 2 stages", "parallel", "parallel, 2 stages", "three layers"])
+def test_the_equations_in_plain_words(form, training):
+    """With and without computing the changes that were not chosen."""
+    core = Rules(6, 4, 2, hidden_size=8, noise=0.0, **FORMS[form]).train(training)
+    features = 2.0 * torch.randn(20, 4, 6)
+    with torch.no_grad():
+        ours = core(Tokens(features), {})[0]
+        for row, change in zip(features, ours, strict=True):
+            assert torch.allclose(change, plain(core, row), atol=1e-5)
+
+
+def test_a_rule_by_hand():
+    """One rule that fits where both have an action, and moves the primary by the context's."""
+    core = Rules(2, 3, 1, hidden_size=2, num_layers=1).eval()
+    with torch.no_grad():
+        for parameter in core.parameters():
+            parameter.zero_()
+        core.as_primary.weight.copy_(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))  # h_1 = relu(a_p), h_2 = relu(a_c)
+        core.as_context.weight.copy_(torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
+        core.condition.weight.copy_(torch.tensor([[[1.0], [1.0]]]))
+        core.action.weight.copy_(torch.tensor([[[0.0], [1.0]]]))
+    tokens = Tokens(torch.tensor([[[5.0, 1.0], [7.0, 0.0], [9.0, 3.0]]]))
+    assert core(tokens, {})[0].tolist() == [[[0.0], [0.0], [3.0]]]  # slot 2 with itself: 3 + 3
+    assert {name: part.tolist() for name, part in core.explain(tokens, {}).items()} == {
+        "rule": [[0]],
+        "primary": [[2]],
+        "context": [[2]],
+    }
+
+
+def test_a_slot_is_changed_once_and_none_that_may_not():
+    core = Rules(6, 5, 2, num_rules=2, num_stages=4, hidden_size=16).eval()
+    tokens = Tokens(torch.randn(40, 5, 6), mask=torch.rand(40, 5) < 0.8)
+    may = torch.rand(40, 5) < 0.6
+    change, chosen = core.run(tokens, may)
+    allowed = tokens.mask & may
+    assert not bool((change.abs().sum(-1) > 0)[~allowed].any())
+    assert torch.equal(
+        (change.abs().sum(-1) > 0).sum(1), allowed.sum(1).clamp(max=4)
+    )  # as many as there are stages for
+    for row, there in zip(range(40), allowed.sum(1).tolist(), strict=True):
+        picked = [p for p in chosen["primary"][row].tolist() if p >= 0]
+        assert len(set(picked)) == len(picked) == min(4, there)
+        contexts = [c for c in chosen["context"][row].tolist() if c >= 0]
+        assert all(bool(tokens.mask[row, c]) for c in contexts)
+    nothing = Tokens(torch.randn(3, 5, 6), mask=torch.zeros(3, 5, dtype=torch.bool))
+    for one in (core, Rules(6, 5, 2, parallel=True)):
+        for mode in (True, False):
+            change, chosen = one.train(mode).run(nothing)
+            assert not bool(change.any()) and all(bool((part == -1).all()) for part in chosen.values())
+
+
+def test_what_training_changes():
+    """Noise falls to nothing, the second stage joins; untold, a core is as at the end."""
+    core = Rules(6, 5, 2, num_stages=2, hidden_size=16, noise_until=0.5, grow_at=0.25)
+    assert isinstance(core, Annealed)
+    tokens = Tokens(torch.randn(64, 5, 6))
+    once = lambda: core(tokens, {})[0].abs().sum(-1).gt(0).sum(1)  # noqa: E731
+    same = lambda: torch.equal(core(tokens, {})[0], core(tokens, {})[0])  # noqa: E731
+    assert same() and once().eq(2).all()
+    for done, noisy, stages in ((0.0, True, 1), (0.2, True, 1), (0.3, True, 2), (0.5, False, 2), (1.0, False, 2)):
+        core.anneal(done)
+        assert same() != noisy and once().eq(stages).all()
+        assert core.eval()(tokens, {})[0].abs().sum(-1).gt(0).sum(1).eq(stages).all() and same()
+        core.train()
+    core.anneal(0.1)
+    other = Rules(6, 5, 2, num_stages=2, hidden_size=16, noise_until=0.5, grow_at=0.25)
+    other.load_state_dict(core.state_dict())  # a checkpoint knows how far it was
+    assert torch.equal(other.eval()(tokens, {})[0], core.eval()(tokens, {})[0])
+
+
+def test_the_gradient_goes_through_what_comes_out():
+    """``d/d s = softmax' of the changes of all candidates``, not of a mixture of what goes in."""
+    core = Rules(3, 3, 1, hidden_size=4, noise=0.0, temperature=0.7)
+    tokens, weights = Tokens(torch.randn(5, 3, 3)), torch.randn(5, 3)
+    (core(tokens, {})[0][..., 0] * weights).sum().backward()
+    got = core.condition.weight.grad.clone()
+    core.zero_grad()
+    hidden = core._hidden(tokens.features)
+    share = torch.softmax(core.condition(hidden)[..., 0].flatten(1) / 0.7, dim=-1).view(5, 3, 3)
+    changes = core.action(hidden)[..., 0, 0].detach()
+    hidden = hidden.detach()
+    share = torch.softmax(core.condition(hidden)[..., 0].flatten(1) / 0.7, dim=-1).view(5, 3, 3)
+    ((share * changes).sum(2) * weights).sum().backward()
+    assert torch.allclose(got, core.condition.weight.grad, atol=1e-6)
