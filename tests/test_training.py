@@ -300,6 +300,13 @@ def test_the_slot_that_is_acted_upon_is_where_its_action_goes(block_episodes):
     for weight, one in losses.items():
         one.batches(block_episodes, settings.batch_size, torch.device("cpu"))
         told[weight] = one.losses(model, paths, torch.Generator().manual_seed(1))
+    fewer = WorldModel(
+        CSWMEncoder(block_episodes.observation_shape, 3, 2, hidden_size=32),
+        GNN(27, 3, 2, hidden_size=16),
+        action=block_episodes.about["action"],
+        action_to="full",
+    )
+    losses[0.0].losses(fewer, paths, torch.Generator().manual_seed(1))  # fewer slots than objects need nothing of it
     assert told[2.0]["loss_neg"] > told[0.0]["loss_neg"] and told[2.0]["loss_pos"] == told[0.0]["loss_pos"]
     about = {**block_episodes.about, "action": {"kind": "discrete", "sizes": [25]}}
     others = Episodes(block_episodes.arrays, block_episodes.lengths, about)

@@ -30,6 +30,11 @@ def energy(slots: Float[Tensor, "*B K D"], target: Float[Tensor, "*B K D"], sigm
     return (0.5 / sigma**2) * (slots - target).square().sum(-1).mean(-1)
 
 
+def _by_slot(slots: Tensor, target: Tensor, sigma: float) -> Tensor:
+    """Each slot's part of the energy, ``(..., K)``."""
+    return energy(slots[..., None, :], target[..., None, :], sigma) / slots.shape[-2]
+
+
 class ContrastiveLoss(NamedTuple):
     """The contrastive loss and its two terms, scalars; ``total = positive + negative``."""
 
@@ -166,7 +171,7 @@ def contrastive(
     anchor = next_slots if negatives == "paper" else slots
     positive = energy(pred_slots, next_slots, sigma).mean()
     if knee is not None:
-        each = energy(pred_slots[..., None, :], next_slots[..., None, :], sigma) / slots.shape[1]  # (B, K)
+        each = _by_slot(pred_slots, next_slots, sigma)
         positive = ((each + knee**2).sqrt() - knee).sum(-1).mean()
     apart = energy(anchor, slots[row], sigma)
     if hinge_on == "distance":
@@ -175,8 +180,7 @@ def contrastive(
     if acted:
         if acted_slot is None:
             raise UserError(f"acted is {acted}, but acted_slot does not say which slot each action is done to")
-        own = energy(slots[..., None, :], next_slots[..., None, :], sigma) / slots.shape[1]
-        own = ((own * acted_slot).sum(-1) + 1e-12).sqrt()
+        own = ((_by_slot(slots, next_slots, sigma) * acted_slot).sum(-1) + 1e-12).sqrt()
         negative = negative + acted * torch.relu(hinge - own).mean()
     return ContrastiveLoss(positive + negative, positive, negative)
 

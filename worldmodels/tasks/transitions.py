@@ -302,9 +302,10 @@ class Windows:
         return draw
 
     def _acted_slot(self, actions: Tensor, num_slots: int) -> Tensor | None:
-        """Which slot each action is done to, ``(B, K)`` bool; None where actions belong to no objects."""
-        if self.per_object is None:
+        """Which slot each action is done to, ``(B, K)`` bool; None where the objective does not ask."""
+        if not self.objective.get("acted"):
             return None
+        assert self.per_object is not None  # or _check had refused
         place = torch.div(actions.long(), self.per_object, rounding_mode="floor")
         return F.one_hot(place, num_slots).bool()
 
