@@ -30,6 +30,8 @@ FACTORIES |= {
     "pnps, 3 rules, 2 stages": lambda *sizes: PNPS(*sizes, num_rules=3, num_stages=2),
     "snps, cold": lambda *sizes: SNPS(*sizes, num_rules=3, temperature=0.1),
     "pnps, cold": lambda *sizes: PNPS(*sizes, num_rules=3, temperature=0.1),
+    "snps, gradient through outputs": lambda *sizes: SNPS(*sizes, num_rules=3, num_stages=2, gradient="outputs"),
+    "pnps, gradient through outputs": lambda *sizes: PNPS(*sizes, num_rules=3, num_stages=2, gradient="outputs"),
     "routing, cold": lambda *sizes: RoutingNPS(*sizes, temperature=0.1),
 }
 
@@ -216,6 +218,35 @@ def test_nps_is_noisy_in_training_only():
     assert not torch.equal(core(tokens, {})[0], core(tokens, {})[0])
     core.eval()
     assert torch.equal(core(tokens, {})[0], core(tokens, {})[0])
+
+
+@pytest.mark.parametrize("core_class", [SNPS, PNPS])
+def test_the_gradient_through_outputs(core_class, monkeypatch):
+    """Forward the same as through inputs; backward the choices are credited with the changes of their own candidates."""
+    quiet = lambda scores, *, noise, temperature: hard_choice(scores, noise=False, temperature=temperature)  # noqa: E731
+    monkeypatch.setattr("worldmodels.cores.nps.hard_choice", quiet)
+    core = core_class(6, 4, 2, num_rules=3, hidden_size=16, temperature=0.7, gradient="outputs")
+    features, weights = torch.randn(20, 4, 6, requires_grad=True), torch.randn(20, 4, 2)
+    tokens = Tokens(features)
+    change = core(tokens, {})[0]
+    assert torch.allclose(change, core.eval()(tokens, {})[0], atol=1e-6)
+    (got,) = torch.autograd.grad((change * weights).sum(), core.rules.slot_query.weight)
+
+    soft = lambda scores: torch.softmax(scores / 0.7, dim=-1)  # noqa: E731
+    one = lambda scores: F.one_hot(scores.argmax(-1), scores.shape[-1]).float()  # noqa: E731
+    scores, contexts = core.rules.match(features), core.rules.context_scores(features, features, None)
+    pairs = torch.cat([features, one(contexts) @ features], dim=-1)[:, :, None].expand(-1, -1, 3, -1)
+    outputs = core.rules.mlps(pairs).detach()  # of every slot with its context under every rule
+    share = soft(scores.flatten(1)).view_as(scores) if core_class is SNPS else soft(scores)
+    mixed = (share[..., None] * outputs).sum(2)
+    if core_class is PNPS:
+        keys = core.null_key(features)
+        sides = torch.stack([keys @ core.any_rule(core.rules.embeddings.flatten()), keys @ core.null_rule], dim=-1)
+        mixed = mixed * one(sides)[..., :1]
+    (expected,) = torch.autograd.grad((mixed * weights).sum(), core.rules.slot_query.weight)
+    assert torch.allclose(got, expected, atol=1e-5) and bool(got.any())
+    with pytest.raises(ValueError, match="expected one of"):
+        core_class(6, 4, 2, gradient="both")
 
 
 def test_hard_choice_is_one_hot_with_the_gradient_of_the_softmax():

@@ -66,6 +66,21 @@ def test_mixing_layers_stand_before_the_maps(size):
     assert encoder(frames).shape == (3, 5, 2)
 
 
+@pytest.mark.parametrize("size", ["small", "medium", "large"])
+def test_softmax_maps_are_places(size):
+    """Each map sums to 1; where it is all on one place, slot k is that place's, whichever k: all slots share one frame."""
+    encoder = CSWMEncoder((50, 50, 3), 5, 2, size=size, hidden_size=32, maps="softmax").eval()
+    frames = torch.randint(0, 256, (3, 50, 50, 3), dtype=torch.uint8)
+    maps = encoder.maps(pixels(frames))
+    head = encoder.maps[:-1](pixels(frames))
+    assert torch.allclose(
+        maps.flatten(2), head.flatten(2).exp() / head.flatten(2).exp().sum(-1, keepdim=True), atol=1e-6
+    )
+    assert torch.allclose(encoder(frames), encoder.mlp(maps.flatten(2)))
+    with pytest.raises(ValueError, match="expected one of"):
+        CSWMEncoder((50, 50, 3), 5, 2, maps="tanh")
+
+
 def plain_slot_attention(attention, slots, inputs):
     """Algorithm 1 of the slot attention paper for one set of tokens, inputs already normalised, in loops."""
     D = attention.slot_size

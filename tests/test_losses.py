@@ -28,38 +28,32 @@ def test_loss_by_hand():
     assert float(far.negative) == 0.0
 
 
-def test_the_knee_by_hand():
-    """Two slots of one number, errors 3 and 0: energies 2 * 9 / 2 = 9 and 0; ``sqrt(9 + 16) - 4 = 1``."""
-    slots, pred = torch.zeros(2, 2, 1), torch.tensor([[[3.0], [0.0]]] * 2)
-    assert contrastive(slots, pred, slots, knee=4.0).positive == 1.0
-    small = torch.full((2, 2, 1), 1e-3, requires_grad=True)
-    far = torch.full((2, 2, 1), 1e3)
-    assert torch.allclose(
-        contrastive(slots, far, slots, knee=1e-3).positive, torch.tensor(2e3), rtol=1e-4
-    )  # the distance
-    (steep,) = torch.autograd.grad(contrastive(slots, small, slots, knee=1e-4).positive, small)
-    (flat,) = torch.autograd.grad(contrastive(slots, small, slots).positive, small)
-    assert torch.allclose(steep, torch.full_like(steep, 0.5), rtol=0.01) and float(flat.max()) < 2e-3
-
-
-def test_the_slot_that_is_acted_upon_must_show_it():
-    """The acted slot has moved by .5, so its distance is sqrt(2 * .25 / 2) = .5; the other's larger move does not count."""
-    slots, following = torch.zeros(2, 2, 1), torch.tensor([[[0.5], [9.0]], [[9.0], [0.5]]])
-    acted = torch.tensor([[True, False], [False, True]])
-    far = torch.tensor([0, 1])  # episodes of their own
-    options = {"episode": far, "step": far, "acted_slot": acted, "hinge_on": "distance"}
+def test_an_action_must_displace_its_slot_on_the_average():
+    """Two slots, two actions each. Slot 0 goes up by 2 and by 1 under action 0, so m = 1.5 and its distance is
+    sqrt(2 * 1.5^2 / 2) = 1.5, beyond the hinge; under action 1 of slot 1 moves of +.5 and -.5 cancel, though each of them is
+    a move. What another slot does, does not count, nor an action that was not taken: three of four hinges are open.
+    """
+    slots = torch.zeros(4, 2, 1)
+    following = torch.tensor([[[2.0], [9.0]], [[1.0], [9.0]], [[9.0], [0.5]], [[9.0], [-0.5]]])
+    acted = torch.zeros(4, 2, 2)
+    acted[:2, 0, 0] = acted[2:, 1, 1] = 1.0
+    own = torch.arange(4)  # episodes of their own
+    options = {"episode": own, "step": own, "acted": acted}
     without = contrastive(slots, following, following, **options)
-    loss = contrastive(slots, following, following, acted=3.0, **options)
-    assert torch.allclose(loss.negative - without.negative, torch.tensor(3 * 0.5), atol=1e-6)
+    loss = contrastive(slots, following, following, displacement=2.0, **options)
+    assert torch.allclose(loss.negative - without.negative, torch.tensor(2 * 3 / 4), atol=1e-5)
     assert torch.equal(loss.positive, without.positive)
-    same = torch.ones(2, 2, 1, requires_grad=True)  # nothing moved
-    (none,) = torch.autograd.grad(contrastive(same, same, same, acted=1.0, acted_slot=acted).total, same)
+    agreed = following.clone()
+    agreed[3, 1] = 0.5  # the two moves agree: m = .5, and the hinge is half open
+    loss = contrastive(slots, agreed, agreed, displacement=2.0, **options)
+    assert torch.allclose(loss.negative - without.negative, torch.tensor(2 * 2.5 / 4), atol=1e-5)
+    same = torch.ones(4, 2, 1, requires_grad=True)  # nothing moved
+    (none,) = torch.autograd.grad(contrastive(same, same, same, displacement=1.0, acted=acted).total, same)
     assert not bool(none.any())
-    with pytest.raises(UserError, match="does not say which slot"):
-        contrastive(slots, slots, slots, acted=1.0)
-    for wrong in ({"acted": -1.0}, {"knee": 0.0}):
-        with pytest.raises(UserError, match="give at least 0, and above 0"):
-            contrastive(slots, slots, slots, acted_slot=acted, **wrong)
+    with pytest.raises(UserError, match="acted does not say what was done"):
+        contrastive(slots, slots, slots, displacement=1.0)
+    with pytest.raises(UserError, match="displacement is -1.0"):
+        contrastive(slots, slots, slots, displacement=-1.0, acted=acted)
 
 
 def test_hinge_on_the_distance_by_hand():

@@ -30,6 +30,7 @@ VARIANTS = {
     "scoff, lstm": lambda *s: SCOFF(*s, cell="lstm", num_active=2),
     "scoff, snps": lambda *s: SCOFF(*s, communication="snps", num_stages=2),
     "scoff, pnps": lambda *s: SCOFF(*s, communication="pnps"),
+    "scoff, rules": lambda *s: SCOFF(*s, communication="rules", num_stages=2, num_active=2),
     "scoff, snps, top 2": lambda *s: SCOFF(*s, communication="snps", num_active=2),
     "scoff++, snps": lambda *s: SCOFF(*s, num_schemata=1, compete="iterative", communication="snps"),
     "scoff, silent": lambda *s: SCOFF(*s, communication="none"),
@@ -360,7 +361,7 @@ def test_scoff_pp_reads_by_slot_attention_and_has_one_schema():
         assert torch.allclose(slots[b], plain, atol=1e-4)
 
 
-@pytest.mark.parametrize("communication", ["attention", "snps", "pnps"])
+@pytest.mark.parametrize("communication", ["attention", "snps", "pnps", "rules"])
 def test_scoffs_communication_by_rules_is_nps_on_the_files(communication):
     torch.manual_seed(1)
     core = SCOFF(F_, K, D, communication=communication)
@@ -373,14 +374,14 @@ def test_scoffs_communication_by_rules_is_nps_on_the_files(communication):
         assert torch.allclose(slots, silent + core.communication(Tokens(silent), {})[0], atol=1e-6)
         explained = core.explain(prepared, state)
         changed = (slots - silent).abs().sum(-1) > 0
-        if communication == "snps":
+        if communication in ("snps", "rules"):
             assert torch.equal(changed, F.one_hot(explained["primary"][:, 0], K).bool())
         else:
             assert torch.equal(changed, explained["rule"][:, 0] >= 0)
 
 
 @pytest.mark.parametrize("compete", ["objects", "tokens", "iterative"])
-@pytest.mark.parametrize("communication", ["attention", "snps", "pnps"])
+@pytest.mark.parametrize("communication", ["attention", "snps", "pnps", "rules"])
 def test_object_files_are_exchangeable(compete, communication):
     core = SCOFF(F_, K, D, compete=compete, communication=communication, num_active=3)
     tokens, _, state = example(core)
@@ -405,7 +406,7 @@ def test_schemata_are_exchangeable_and_files_may_change_in_number():
     assert core(prepared, core.initial_state(B, torch.randn(B, 9, D)))[0].shape == (B, 9, D)
 
 
-@pytest.mark.parametrize("communication", ["snps", "pnps"])
+@pytest.mark.parametrize("communication", ["snps", "pnps", "rules"])
 def test_scoffs_rules_are_spent_on_active_files_alone(communication):
     """Inactive files are contexts: the change is that of NPS, its primaries chosen among the active ones."""
     core = SCOFF(F_, K, D, communication=communication, num_active=2, num_stages=2)
@@ -415,13 +416,14 @@ def test_scoffs_rules_are_spent_on_active_files_alone(communication):
     active = explained["active"]
     files, _, _ = core._apply_schemata(core._read(prepared, state["hidden"])[0], state)
     speaking = torch.where(active[..., None], files, state["hidden"])
-    if communication == "snps":
+    if communication in ("snps", "rules"):
         assert bool(active.gather(1, explained["primary"]).all())
         assert not bool(active.gather(1, explained["context"]).all())  # some listen to inactive ones
+    if communication == "snps":
         rules = core.communication.rules
         scores = rules.match(speaking).masked_fill(~active[..., None], -math.inf)
         assert torch.equal(scores.flatten(1).argmax(1) // core.communication.num_rules, explained["primary"][:, 0])
-    else:
+    elif communication == "pnps":
         assert bool((explained["rule"].transpose(1, 2)[~active] == -1).all())
         assert bool((explained["rule"] >= 0).any())
     change, _ = core.communication.run(Tokens(speaking), active)
@@ -437,6 +439,8 @@ def test_scoff_hands_the_rules_options_on():
         assert rules.rules.embeddings.shape == (3, 5) and rules.temperature == 0.5
         assert rules.rules.rule_key.weight.shape == (6, 5)
         assert rules.rules.mlps.hidden.weight.shape == (3, 2 * D, 7)
+    rules = SCOFF(F_, K, D, communication="rules", num_rules=3, num_stages=2, **options).communication
+    assert rules.condition.weight.shape == (3, 7, 1) and rules.num_stages == 2 and rules.temperature == 0.5
 
 
 def test_nothing_leaks_from_one_object_file_to_another():
@@ -977,7 +981,7 @@ def test_competition_by_hand():
         (lambda: RIMs(F_, K, D, num_active=5), "expected 1 to 4"),
         (lambda: RIMs(F_, K, D, cell="rnn"), "'lstm' or 'gru'"),
         (lambda: SCOFF(F_, K, D, compete="slots"), "objects, tokens, iterative"),
-        (lambda: SCOFF(F_, K, D, communication="gnn"), "attention, snps, pnps, none"),
+        (lambda: SCOFF(F_, K, D, communication="gnn"), "attention, snps, pnps, rules, none"),
         (lambda: SCOFF(F_, K, D, num_active=0), "expected 1 to 4"),
         (lambda: EntNet(F_, K, D, keys="fixed"), "free, tied"),
         (lambda: SCOFF(F_, K, D, num_schemata=0), "num_schemata is 0; expected at least 1"),

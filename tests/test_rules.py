@@ -1,8 +1,11 @@
 """Rules on pairs of slots: the equations in plain words, and what a choice may do."""
 
+import gymnasium as gym
 import pytest
 import torch
+import torch.nn.functional as F
 
+import worldmodels.envs  # noqa: F401
 from worldmodels.check import CONTRACT
 from worldmodels.core import Tokens
 from worldmodels.cores.rules import Rules
@@ -82,6 +85,17 @@ def test_a_rule_by_hand():
     }
 
 
+def test_half_of_the_units_begin_with_the_difference():
+    core = Rules(6, 5, 2, num_rules=2, hidden_size=8)
+    both = torch.randn(1, 2, 6)
+    both[:, 1, :2] = both[:, 0, :2]  # two objects in one place
+    seen = (core.as_primary(both)[:, 0] + core.as_context(both)[:, 1]).unflatten(-1, (2, 8))
+    both[..., :2] += 7.0  # wherever that is
+    moved = (core.as_primary(both)[:, 0] + core.as_context(both)[:, 1]).unflatten(-1, (2, 8))
+    same = torch.isclose(seen, moved, atol=1e-5)
+    assert bool(same[..., :4].all()) and not bool(same[..., 4:].any())
+
+
 def test_a_slot_is_changed_once_and_none_that_may_not():
     core = Rules(6, 5, 2, num_rules=2, num_stages=4, hidden_size=16).eval()
     tokens = Tokens(torch.randn(40, 5, 6), mask=torch.rand(40, 5) < 0.8)
@@ -123,6 +137,21 @@ def test_what_training_changes():
     assert torch.equal(other.eval()(tokens, {})[0], core.eval()(tokens, {})[0])
 
 
+def test_exploring_rows_see_one_context():
+    core = Rules(6, 5, 2, hidden_size=16, explore=1.0, noise_until=0.5)
+    tokens = Tokens(torch.randn(400, 5, 6), mask=torch.arange(5).expand(400, 5) < 4)
+    usual = core.explain(tokens, {})["context"]
+    core.anneal(0.0)
+    contexts = core.explain(tokens, {})["context"].flatten()
+    assert torch.bincount(contexts, minlength=5)[:4].min() > 60 and int(contexts.max()) == 3  # any that is there
+    core.anneal(0.25)
+    assert 0.2 < float((core._contexts(tokens.mask).sum(1) == 1).float().mean()) < 0.8
+    core.anneal(0.5)
+    assert torch.equal(core.explain(tokens, {})["context"], usual)
+    core.anneal(0.0)
+    assert torch.equal(core.eval().explain(tokens, {})["context"], usual)
+
+
 def test_the_gradient_goes_through_what_comes_out():
     """``d/d s = softmax' of the changes of all candidates``, not of a mixture of what goes in."""
     core = Rules(3, 3, 1, hidden_size=4, noise=0.0, temperature=0.7)
@@ -137,3 +166,61 @@ def test_the_gradient_goes_through_what_comes_out():
     share = torch.softmax(core.condition(hidden)[..., 0].flatten(1) / 0.7, dim=-1).view(5, 3, 3)
     ((share * changes).sum(2) * weights).sum().backward()
     assert torch.allclose(got, core.condition.weight.grad, atol=1e-6)
+
+
+def pushing(seed, number=8192):
+    """True slots of three blocks, in half of the rows the second beside the first; the action at its block; how all move."""
+    generator = torch.Generator().manual_seed(seed)
+    cells = torch.rand(number, 25, generator=generator).argsort(1)[:, :3]
+    positions = torch.stack([cells // 5, cells % 5], dim=-1)
+    offsets = torch.tensor([[0, 1], [1, 0], [0, -1], [-1, 0]])
+    beside = positions[:, 0] + offsets[torch.randint(4, (number,), generator=generator)]
+    free = (beside >= 0).all(-1) & (beside < 5).all(-1) & (beside != positions[:, 2]).any(-1)
+    positions[:, 1] = torch.where((free & (torch.arange(number) % 2 == 0))[:, None], beside, positions[:, 1])
+    actions = torch.randint(15, (number,), generator=generator)
+    envs = gym.make_vec("worldmodels/BlockPhysics-v0", num_envs=number, num_objects=3)
+    _, info = envs.reset(seed=seed, options={"positions": positions})
+    weights = info["weights"].clone()
+    *_, after = envs.step(actions)
+    moves = (after["positions"] - positions).float()
+    slots = torch.cat([positions, weights[..., None]], dim=-1) / 2.0
+    action = torch.zeros(number, 3, 5)
+    action[torch.arange(number), actions // 5, actions % 5] = 1.0
+    return torch.cat([slots, action], dim=-1), moves
+
+
+def right_with_a_push(make, seed, steps=2000, enough=1.0):
+    """The share of pushes of which both blocks' moves are told right, when training ends or every 250 steps it is enough."""
+    torch.manual_seed(seed)
+    tokens, moves = pushing(seed)
+    test, truth = pushing(seed + 1000)
+    pushes = (truth != 0).any(-1).sum(-1) == 2
+    assert int(pushes.sum()) > 200
+    core = make()
+    optimizer = torch.optim.Adam(core.parameters(), 3e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / steps)
+    for step in range(1, steps + 1):
+        if isinstance(core, Annealed):
+            core.anneal(step / steps)
+        rows = torch.randint(len(tokens), (128,))
+        change = core.train()(Tokens(tokens[rows]), {})[0]
+        optimizer.zero_grad()
+        (F.pad(moves[rows], (0, 1)) - change).square().sum((1, 2)).mean().backward()
+        optimizer.step()
+        schedule.step()
+        if step % 250 == 0:
+            with torch.no_grad():
+                told = core.eval()(Tokens(test[pushes]), {})[0][..., :2].round()
+            right = float((told == truth[pushes]).all(-1).all(-1).float().mean())
+            if right > enough:
+                break
+    return right
+
+
+@pytest.mark.learning
+def test_a_push_is_learned(learned):
+    """Two blocks move, and which is the second depends on where it stands, which linear keys cannot see."""
+    learned(
+        lambda seed: right_with_a_push(lambda: Rules(8, 3, 3, num_stages=2), seed, enough=0.6),
+        lambda share: share > 0.6,
+    )

@@ -286,20 +286,21 @@ def test_settings_that_cannot_work_are_refused(block_episodes):
             windows(settings, {"in_episode": 0.5}).batches(block_episodes, settings.batch_size, torch.device("cpu"))
 
 
-def test_the_slot_that_is_acted_upon_is_where_its_action_goes(block_episodes):
+def test_what_is_done_to_which_slot(block_episodes):
     settings = TrainerSettings(**QUICK)
-    drawn = windows(settings, {"in_episode": 0.5, "acted": 2.0})
+    drawn = windows(settings, {"in_episode": 0.5, "displacement": 2.0})
     draw = drawn.batches(block_episodes, settings.batch_size, torch.device("cpu"))
     paths = draw(torch.Generator().manual_seed(0))
     actions = paths.actions.flatten()
-    acted = drawn._acted_slot(actions, 5)
-    assert torch.equal(acted.nonzero(), torch.stack([torch.arange(len(actions)), actions // 5], dim=1))
+    acted = drawn._acted(actions, torch.zeros(len(actions), 5, 2))
+    assert torch.equal(acted.nonzero(), torch.stack([torch.arange(len(actions)), actions // 5, actions % 5], dim=1))
     model = small_model(block_episodes, hidden_size=16)
-    losses = {weight: windows(settings, {"in_episode": 0.5, "acted": weight}) for weight in (0.0, 2.0)}
+    losses = {weight: windows(settings, {"in_episode": 0.5, "displacement": weight}) for weight in (0.0, 2.0)}
     told = {}
     for weight, one in losses.items():
         one.batches(block_episodes, settings.batch_size, torch.device("cpu"))
         told[weight] = one.losses(model, paths, torch.Generator().manual_seed(1))
+    assert told[2.0]["loss_neg"] > told[0.0]["loss_neg"] and told[2.0]["loss_pos"] == told[0.0]["loss_pos"]
     fewer = WorldModel(
         CSWMEncoder(block_episodes.observation_shape, 3, 2, hidden_size=32),
         GNN(27, 3, 2, hidden_size=16),
@@ -307,10 +308,11 @@ def test_the_slot_that_is_acted_upon_is_where_its_action_goes(block_episodes):
         action_to="full",
     )
     losses[0.0].losses(fewer, paths, torch.Generator().manual_seed(1))  # fewer slots than objects need nothing of it
-    assert told[2.0]["loss_neg"] > told[0.0]["loss_neg"] and told[2.0]["loss_pos"] == told[0.0]["loss_pos"]
+    with pytest.raises(UserError, match="set encoder.num_slots=5"):
+        losses[2.0].losses(fewer, paths, torch.Generator().manual_seed(1))
     about = {**block_episodes.about, "action": {"kind": "discrete", "sizes": [25]}}
     others = Episodes(block_episodes.arrays, block_episodes.lengths, about)
-    with pytest.raises(UserError, match="objective.acted=2.0 needs actions that belong to objects"):
+    with pytest.raises(UserError, match="objective.displacement=2.0 needs actions that belong to objects"):
         drawn.batches(others, settings.batch_size, torch.device("cpu"))
 
 

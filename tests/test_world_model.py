@@ -85,6 +85,17 @@ def test_step_and_rollout_by_hand():
     assert imagined.flatten(1).tolist() == [[10, 21, 30], [10, 22, 30], [10, 22, 29]]
 
 
+def test_tokens_tell_which_slot_is_which():
+    model = WorldModel(Identity(), Adder(6, 3, 1), action=BLOCKS, action_to="slot", slot_ids=True)
+    slots = torch.tensor([[[10.0], [20.0], [30.0]]])
+    assert model.tokens(slots, torch.tensor([2])).features.tolist() == [
+        [[10, 0, 0, 1, 0, 0], [20, 1, 0, 0, 1, 0], [30, 0, 0, 0, 0, 1]]
+    ]
+    assert model.rollout(slots, torch.tensor([[2], [5]])).flatten(1).tolist() == [[10, 21, 30], [10, 21, 29]]
+    with pytest.raises(UserError, match="has tokens of 6"):
+        WorldModel(Identity(), Adder(3, 3, 1), action=BLOCKS, action_to="slot", slot_ids=True)
+
+
 def test_memory_none_starts_afresh_and_carry_goes_on():
     slots = torch.zeros(1, 3, 1)
     actions = torch.tensor([[0], [0], [0]])

@@ -96,6 +96,7 @@ class TrainConfig:
     objective: dict[str, Any] = field(default_factory=dict)
     memory: str = "none"
     action_to: str | None = None
+    slot_ids: bool = False
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
@@ -117,7 +118,7 @@ def register(words: Iterable[str] | None = None) -> None:
     for name, entry in offered("tasks", TASKS).items():
         store.store(group="task", name=name, node={**constructor_options(entry["_target_"]), **entry})
     store.store(group="task", name="none", node=TASKS["transitions"])  # its older name
-    draws = ("episode", "step", "generator", "acted_slot")
+    draws = ("episode", "step", "generator", "acted")
     objective = {name: value for name, value in options_of(contrastive).items() if name not in draws}
     store.store(group="objective", name="contrastive", node=objective)
     for name, node in _read(CONFIGS / "env.yaml").items():

@@ -31,6 +31,16 @@ def pixels(observations: UInt8[Tensor, "*B H W C"]) -> Float[Tensor, "*B C H W"]
     return torch.div(observations.movedim(-1, -3), 255.0)
 
 
+MAPS = ("sigmoid", "softmax")
+
+
+class _PlaceSoftmax(nn.Module):
+    """A softmax over the places of each map, ``(..., h, w)``."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return torch.softmax(maps.flatten(-2), dim=-1).view_as(maps)
+
+
 class CSWMEncoder(nn.Module):
     """C-SWM's object extractor and object encoder: one feature map a slot, one MLP for all maps.
 
@@ -47,6 +57,11 @@ class CSWMEncoder(nn.Module):
         mixing_layers: 1x1 convolutions with BatchNorm and ReLU before the maps; none in the paper. Without one, "small" tells
             the objects in a patch by a sum of thresholds of its pixels, and an object whose shade lies between those of two
             others is hard to tell from both.
+        maps: "sigmoid" as in the paper, or "softmax": each map is one softmax over its places. A sigmoid map can show its
+            object bright on dark or dark on bright, and as faintly as it likes, so the MLP puts slots into frames of their
+            own, mirrored or shrunk. A map that is a softmax is a place; all slots then share one frame, in which a core that
+            treats slots alike can learn which objects are neighbours. Such maps begin brighter wherever there is anything
+            than where there is nothing, because one that begins dark on its object stays a map of everything else.
     """
 
     def __init__(
@@ -59,6 +74,7 @@ class CSWMEncoder(nn.Module):
         hidden_size: int = 512,
         channels: int | None = None,
         mixing_layers: int = 0,
+        maps: str = "sigmoid",
     ):
         super().__init__()
         if len(observation_shape) != 3:
@@ -90,7 +106,9 @@ class CSWMEncoder(nn.Module):
         self.slot_size = slot_size
         for _ in range(mixing_layers):
             convolutions += [nn.Conv2d(c, c, 1), nn.BatchNorm2d(c), nn.ReLU()]
-        self.maps = nn.Sequential(*convolutions, last, nn.Sigmoid())
+        if maps not in MAPS:
+            raise ValueError(f"maps is {maps!r}; expected one of {list(MAPS)}")
+        self.maps = nn.Sequential(*convolutions, last, nn.Sigmoid() if maps == "sigmoid" else _PlaceSoftmax())
         self.mlp = nn.Sequential(
             nn.Linear((height // stride) * (width // stride), hidden_size),
             nn.ReLU(),
@@ -103,6 +121,9 @@ class CSWMEncoder(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+        if maps == "softmax":
+            with torch.no_grad():
+                last.weight.abs_().mul_(0.1)
 
     def forward(self, observations: UInt8[Tensor, "B H W C"]) -> Float[Tensor, "B K D"]:
         """Slots of a batch of pictures."""

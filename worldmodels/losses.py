@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from .errors import UserError
@@ -28,11 +28,6 @@ def energy(slots: Float[Tensor, "*B K D"], target: Float[Tensor, "*B K D"], sigm
         ``(...)``.
     """
     return (0.5 / sigma**2) * (slots - target).square().sum(-1).mean(-1)
-
-
-def _by_slot(slots: Tensor, target: Tensor, sigma: float) -> Tensor:
-    """Each slot's part of the energy, ``(..., K)``."""
-    return energy(slots[..., None, :], target[..., None, :], sigma) / slots.shape[-2]
 
 
 class ContrastiveLoss(NamedTuple):
@@ -106,9 +101,8 @@ def contrastive(
     in_episode: float = 0.0,
     hinge: float = 1.0,
     hinge_on: str = "energy",
-    knee: float | None = None,
-    acted: float = 0.0,
-    acted_slot: Bool[Tensor, "B K"] | None = None,
+    displacement: float = 0.0,
+    acted: Float[Tensor, "B K A"] | None = None,
     sigma: float = 0.5,
     self_pairs: bool = False,
     generator: torch.Generator | None = None,
@@ -135,14 +129,15 @@ def contrastive(
             al. 2006. The gradient of the energy vanishes with the difference of two states, so an object that was given
             little room is never given more, as long as others keep most negatives beyond the hinge; the gradient of the
             distance does not.
-        knee: None, or the prediction's error counts by its distance instead of its square:
-            ``H = sum_k (sqrt(H_k + knee^2) - knee)``, where H_k is slot k's part of the energy. A slot in which the moves of
-            another object show faintly gets rid of them, for the gradient of the distance does not vanish with it.
-        acted: weight of a second hinge: ``max(0, gamma - sqrt(H~_k))`` with ``H~ = energy(z_t, z_{t+1})`` and k the slot of
-            the object that is acted upon, which must show that it has moved. While nothing of an object can be predicted yet,
-            what its slot shows of it only costs; so slots hide it, and without this some objects never get room.
-            Where nothing moves, both observations are the same and there is no gradient.
-        acted_slot: ``(B, K)`` bool, the slot each action is done to; needed by ``acted``.
+        displacement: weight of a second hinge, where actions belong to objects: on the average, an action must displace the
+            slot it is done to. With ``m_a`` the mean of ``z_{t+1,k} - z_{t,k}`` over the rows with action a, which is done to
+            slot k, it is the mean over actions of ``max(0, gamma - sqrt(1 / (2 sigma^2) * ||m_a||^2 / K))``. Why: as long as
+            an object's moves are not predicted, what its slot shows of it only costs, so some slots show nothing, and what is
+            not shown is never predicted. And why the mean: a hinge on every single move is also met by slots that are
+            folded, with neighbouring cells far apart in any direction, of which no core learns which objects are neighbours;
+            under the mean, moves in one direction must agree.
+        acted: what was done to each slot, one-hot, ``(B, K, A)``, zeros for a slot nothing was done to; ``displacement``
+            needs it.
         sigma: scale of the energy.
         self_pairs: allow a row to be its own negative.
         generator: source of the draws.
@@ -154,8 +149,8 @@ def contrastive(
         raise UserError(f"negatives is {negatives!r}; expected one of {list(NEGATIVES)}")
     if hinge_on not in HINGE_ON:
         raise UserError(f"hinge_on is {hinge_on!r}; expected one of {list(HINGE_ON)}")
-    if acted < 0.0 or (knee is not None and knee <= 0.0):
-        raise UserError(f"acted is {acted} and knee is {knee}; give at least 0, and above 0 or nothing")
+    if displacement < 0.0:
+        raise UserError(f"displacement is {displacement}; it is a weight, so give at least 0")
     B = len(slots)
     episode = torch.arange(B, device=slots.device) if episode is None else episode
     step = torch.zeros(B, dtype=torch.int64, device=slots.device) if step is None else step
@@ -170,18 +165,17 @@ def contrastive(
     )
     anchor = next_slots if negatives == "paper" else slots
     positive = energy(pred_slots, next_slots, sigma).mean()
-    if knee is not None:
-        each = _by_slot(pred_slots, next_slots, sigma)
-        positive = ((each + knee**2).sqrt() - knee).sum(-1).mean()
     apart = energy(anchor, slots[row], sigma)
     if hinge_on == "distance":
         apart = (apart + 1e-12).sqrt()  # the root has no gradient at 0
     negative = torch.relu(hinge - apart).mean()
-    if acted:
-        if acted_slot is None:
-            raise UserError(f"acted is {acted}, but acted_slot does not say which slot each action is done to")
-        own = ((_by_slot(slots, next_slots, sigma) * acted_slot).sum(-1) + 1e-12).sqrt()
-        negative = negative + acted * torch.relu(hinge - own).mean()
+    if displacement:
+        if acted is None:
+            raise UserError(f"displacement is {displacement}, but acted does not say what was done to which slot")
+        count = acted.sum(0).clamp(min=1.0)  # (K, A)
+        moved = torch.einsum("bka,bkd->kad", acted, next_slots - slots) / count[..., None]
+        apart = ((0.5 / sigma**2) * moved.square().sum(-1) / len(moved) + 1e-12).sqrt()
+        negative = negative + displacement * torch.relu(hinge - apart).mean()
     return ContrastiveLoss(positive + negative, positive, negative)
 
 

@@ -16,6 +16,15 @@ Departures:
   paper, so the number of slots may change after training.
 - The authors' code leaves the Gumbel noise on at evaluation; we choose by argmax there.
 
+What the paper's setting cannot do:
+- With the whole action on every slot (``action_to=full``, its block physics) and one rule, the keys being linear, the action
+  adds the same to the score of every slot, so it cannot move the choice of the slot that changes.
+- Primaries are chosen by keys of single slots, so the block that is pushed cannot be found: nothing in its own slot says that
+  its neighbour is being moved into it. ``cores/rules.py`` has conditions on pairs.
+- The straight-through gradient of Algorithm 1 goes through the slots that go into a rule: forward one slot, backward a
+  mixture, so a slot is credited with the change that was computed from another. ``gradient="outputs"`` computes, in training,
+  the changes of all candidates and mixes those instead.
+
 ``RoutingNPS`` is the paper's baseline for SNPS: the same rules, chosen by a perceptron (section 4.1 and appendix D).
 """
 
@@ -30,6 +39,7 @@ from ..core import Capabilities, State, Tokens, above_zero, at_least_one, presen
 from ..grouped import GroupedMLP
 
 RULES_SEE = ("token", "slot")
+GRADIENTS = ("inputs", "outputs")
 
 
 def _seen_size(token_size: int, slot_size: int, rules_see: str) -> int:
@@ -49,6 +59,24 @@ def _apply(mlps: GroupedMLP, primary: Tensor, context: Tensor, rule: Tensor) -> 
     pair = torch.cat([primary[..., :seen], context[..., :seen]], dim=-1)
     outputs = mlps(pair[..., None, :].expand(*pair.shape[:-1], rule.shape[-1], -1))
     return (rule[..., None] * outputs).sum(-2)
+
+
+def _apply_all(mlps: GroupedMLP, features: Tensor, choice: Tensor) -> Tensor:
+    """The changes of all candidates, chosen: ``sum_{c,i} choice_{pci} MLP_i([V_p, V_c])``, ``(B, K, D)``.
+
+    ``features (B, K, F)``, ``choice (B, K, K, N)``: primary, context, rule.
+    """
+    seen, (B, K, _, N) = mlps.hidden.weight.shape[1] // 2, choice.shape
+    primary = features[:, :, None, :seen].expand(B, K, K, seen)
+    pair = torch.cat([primary, primary.transpose(1, 2)], dim=-1)
+    outputs = mlps(pair[..., None, :].expand(B, K, K, N, 2 * seen))
+    return (choice[..., None] * outputs).sum((2, 3))
+
+
+def _check_gradient(gradient: str) -> str:
+    if gradient not in GRADIENTS:
+        raise ValueError(f"gradient is {gradient!r}; expected one of {list(GRADIENTS)}")
+    return gradient
 
 
 class _Rules(nn.Module):
@@ -102,6 +130,8 @@ class SNPS(nn.Module):
         hidden_size: of a rule's MLP; 128 in the paper.
         rules_see: what a rule's MLP sees of a slot: the "token", or the "slot" without what is attached to it.
         temperature: of the Gumbel softmax; 1 in the paper.
+        gradient: where the straight-through gradient of a choice goes: through the "inputs" of the rule as in the paper, or
+            through the "outputs" of all candidates, which costs K N MLPs in place of each.
         score_dropout: probability of dropping a (slot, rule) score in training; 0.35 in the paper's arithmetic task.
     """
 
@@ -120,6 +150,7 @@ class SNPS(nn.Module):
         hidden_size: int = 128,
         rules_see: str = "token",
         temperature: float = 1.0,
+        gradient: str = "inputs",
         score_dropout: float = 0.0,
     ):
         super().__init__()
@@ -132,6 +163,7 @@ class SNPS(nn.Module):
         self.rules_see = rules_see
         self.num_stages = num_stages
         self.temperature = temperature
+        self.gradient = _check_gradient(gradient)
         self.rules = _Rules(
             token_size,
             slot_size,
@@ -175,13 +207,21 @@ class SNPS(nn.Module):
             if primaries is not None:
                 scores = scores.masked_fill(~primaries[..., None], torch.finfo(scores.dtype).min)
             choice = choose(scores.flatten(1)).view_as(scores)  # (B, K, N), a single one
+            if primaries is not None:
+                choice = choice * primaries[..., None]  # if none may change, none does
             primary_slot, rule = choice.sum(2), choice.sum(1)  # (B, K), (B, N)
-            primary = primary_slot[:, None] @ features  # (B, 1, F)
-            context_slot = choose(self.rules.context_scores(primary, features, mask))
-            change = _apply(self.rules.mlps, primary, context_slot @ features, rule[:, None])  # (B, 1, D)
-            applies = primary_slot if primaries is None else primary_slot * primaries  # if none may change, none does
-            slots = slots + applies[..., None] * change
-            chosen.append((rule.argmax(-1), primary_slot.argmax(-1), context_slot[:, 0].argmax(-1)))
+            if self.training and self.gradient == "outputs":
+                context_of = choose(self.rules.context_scores(features, features, mask))  # (B, K, K)
+                joint = choice[:, :, None] * context_of[..., None]
+                slots = slots + _apply_all(self.rules.mlps, features, joint)
+                context_slot = joint.sum((1, 3))
+            else:
+                primary = primary_slot[:, None] @ features  # (B, 1, F)
+                context_slot = choose(self.rules.context_scores(primary, features, mask))  # (B, 1, K)
+                change = _apply(self.rules.mlps, primary, context_slot @ features, rule[:, None])  # (B, 1, D)
+                slots = slots + primary_slot[..., None] * change
+                context_slot = context_slot[:, 0]
+            chosen.append((rule.argmax(-1), primary_slot.argmax(-1), context_slot.argmax(-1)))
         rule_index, primary_index, context_index = (torch.stack(part, dim=1) for part in zip(*chosen, strict=True))
         return slots - start, {"rule": rule_index, "primary": primary_index, "context": context_index}
 
@@ -207,6 +247,8 @@ class PNPS(nn.Module):
         hidden_size: of a rule's MLP; 128 in the paper.
         rules_see: what a rule's MLP sees of a slot: the "token", or the "slot" without what is attached to it.
         temperature: of the Gumbel softmax; 1 in the paper.
+        gradient: where the straight-through gradient of a choice goes: through the "inputs" of the rule as in the paper, or
+            through the "outputs" of all candidates, which costs K N MLPs in place of each.
     """
 
     capabilities = Capabilities(memory=False, rules=True)
@@ -224,6 +266,7 @@ class PNPS(nn.Module):
         hidden_size: int = 128,
         rules_see: str = "token",
         temperature: float = 1.0,
+        gradient: str = "inputs",
     ):
         super().__init__()
         at_least_one(num_rules=num_rules, hidden_size=hidden_size, num_stages=num_stages)
@@ -235,6 +278,7 @@ class PNPS(nn.Module):
         self.rules_see = rules_see
         self.num_stages = num_stages
         self.temperature = temperature
+        self.gradient = _check_gradient(gradient)
         self.chooses = num_rules > 1  # with a single rule there is nothing to choose in step 3
         self.rules = _Rules(
             token_size,
@@ -286,7 +330,10 @@ class PNPS(nn.Module):
             if self.chooses:
                 rule = choose(self.rules.match(features))  # (B, K, N)
             context_slot = choose(self.rules.context_scores(features, features, mask))  # (B, K, K)
-            change = _apply(self.rules.mlps, features, context_slot @ features, rule)
+            if self.training and self.gradient == "outputs":
+                change = _apply_all(self.rules.mlps, features, context_slot[..., None] * rule[:, :, None])
+            else:
+                change = _apply(self.rules.mlps, features, context_slot @ features, rule)
             slots = slots + applies[..., None] * change
             null = applies.detach().round() == 0
             chosen.append((rule.argmax(-1).masked_fill(null, -1), context_slot.argmax(-1).masked_fill(null, -1)))

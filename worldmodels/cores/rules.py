@@ -14,6 +14,9 @@ Departures from NPS:
 - A slot is changed at most once at a time step (refraction); the paper's stages may choose it again.
 - Noise is on at the beginning of training and falls to nothing, and further stages join after a while, where a trainer says
   how far training is (``anneal``); in the paper both stay as they are.
+- While there is noise, a share of the rows sees a single context, drawn at random. Most moves are told from the primary
+  alone, so the scores of its contexts drift apart for no reason until noise can no longer change the choice, and then the
+  context that would tell the rare move is never tried.
 """
 
 import torch
@@ -38,7 +41,9 @@ class Rules(nn.Module):
     ``sum_{pci} softmax(s / temperature)_{pci} u_{pci}``. In evaluation there is no noise, and of the changes only the chosen
     one is computed.
 
-    The first layer of the MLP is the sum of one product a slot as primary and one as context; the rest costs K^2 pairs.
+    The first layer of the MLP is the sum of one product a slot as primary and one as context; the rest costs K^2 pairs. Half
+    of its units begin with opposite weights for the two slots, so that they see the difference: whether two objects are
+    neighbours is then found in a few hundred steps, without it in thousands.
 
     Args:
         token_size: slot and attached action.
@@ -51,6 +56,7 @@ class Rules(nn.Module):
         num_layers: its hidden layers; LayerNorm in all after the first.
         temperature: of the softmax that the gradient comes from.
         noise: of the Gumbel noise when training begins.
+        explore: share of rows that see one context, drawn at random, when training begins; it falls as the noise does.
         noise_until: the share of training after which there is none.
         grow_at: the share of training after which all stages are applied; before it, the first alone.
         refraction: whether a slot is changed once a time step at most.
@@ -72,8 +78,9 @@ class Rules(nn.Module):
         num_layers: int = 2,
         temperature: float = 0.5,
         noise: float = 1.0,
-        noise_until: float = 0.25,
-        grow_at: float = 0.33,
+        explore: float = 0.5,
+        noise_until: float = 0.7,
+        grow_at: float = 0.3,
         refraction: bool = True,
         norm: bool = True,
     ):
@@ -89,7 +96,7 @@ class Rules(nn.Module):
         self.num_stages = num_stages
         self.parallel = parallel
         self.temperature = temperature
-        self.noise, self.noise_until, self.grow_at = noise, noise_until, grow_at
+        self.noise, self.explore, self.noise_until, self.grow_at = noise, explore, noise_until, grow_at
         self.refraction = refraction
         self.as_primary = nn.Linear(token_size, num_rules * hidden_size)
         self.as_context = nn.Linear(token_size, num_rules * hidden_size, bias=False)
@@ -97,6 +104,11 @@ class Rules(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(hidden_size) if norm else nn.Identity() for _ in range(num_layers - 1))
         self.condition = GroupedLinear(num_rules, hidden_size, 1, bias=False)
         self.action = GroupedLinear(num_rules, hidden_size, slot_size)
+        with torch.no_grad():
+            primary, context = (
+                layer.weight.unflatten(0, (num_rules, -1)) for layer in (self.as_primary, self.as_context)
+            )
+            context[:, : hidden_size // 2, :slot_size] = -primary[:, : hidden_size // 2, :slot_size]
         self.done: Tensor
         self.register_buffer("done", torch.ones(()))
 
@@ -130,7 +142,7 @@ class Rules(nn.Module):
         chosen = []
         for stage in range(self.num_stages):
             hidden = self._hidden(torch.cat([slots, attached], dim=-1))  # (B, K, K, N, H)
-            allowed = (free[:, :, None] & there[:, None]).unsqueeze(-1).expand(B, K, K, N)
+            allowed = (free[:, :, None] & self._contexts(there)[:, None]).unsqueeze(-1).expand(B, K, K, N)
             scores = self.condition(hidden)[..., 0]
             scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
             groups = scores.flatten(2) if self.parallel else scores.flatten(1)[:, None]  # (B, K or 1, candidates)
@@ -158,12 +170,24 @@ class Rules(nn.Module):
             hidden = torch.relu(norm(layer(hidden)))
         return hidden
 
+    def _contexts(self, there: Tensor) -> Tensor:
+        """Which slots a rule may look at, ``(B, K)`` bool: all that are there; of exploring rows, one of them."""
+        if not (self.training and self.explore and self.noise_until):
+            return there
+        drawn = torch.rand(there.shape, device=there.device).masked_fill(~there, -1.0).argmax(-1, keepdim=True)
+        only = torch.zeros_like(there).scatter(1, drawn, True)
+        exploring = torch.rand(len(there), 1, device=there.device) < self.explore * self._unsettled()
+        return there & (only | ~exploring)
+
     def _choose(self, scores: Tensor) -> Tensor:
         """One of the last axis, one-hot, with a straight-through gradient; noisy in training."""
-        noise: Tensor | bool = False
-        if self.training and self.noise_until:
-            noise = self.noise * (1.0 - self.done / self.noise_until).clamp(min=0.0)
+        noisy = self.training and self.noise_until
+        noise = self.noise * self._unsettled() if noisy else False
         return hard_choice(scores, noise=noise, temperature=self.temperature)
+
+    def _unsettled(self) -> Tensor:
+        """1 when training begins, 0 from ``noise_until`` on."""
+        return (1.0 - self.done / self.noise_until).clamp(min=0.0)
 
     def _act(self, hidden: Tensor, rule: Tensor) -> Tensor:
         """The chosen rule's change ``(B, K, D)`` of what it found, ``hidden (B, K, H)``."""

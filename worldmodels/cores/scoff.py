@@ -40,9 +40,10 @@ from ..attention import (
 from ..core import Capabilities, State, Tokens, above_zero, at_least_one, present
 from ..grouped import gru_update, lstm_update
 from .nps import PNPS, SNPS
+from .rules import Rules
 
 COMPETE = ("objects", "tokens", "iterative")
-COMMUNICATION = ("attention", "snps", "pnps", "none")
+COMMUNICATION = ("attention", "snps", "pnps", "rules", "none")
 
 
 class SCOFF(nn.Module):
@@ -76,13 +77,14 @@ class SCOFF(nn.Module):
         schema_key_size: of step 3; 16 in the authors' code.
         schema_keys: "shared" by the schemata, or a matrix for "each".
         temperature: of the straight-through gradient of step 3; 0.5 in the authors' code.
-        communication: step 4: "attention", "snps" or "pnps" (as NPS's Table 4 compares them), or "none".
+        communication: step 4: "attention", "snps" or "pnps" (as NPS's Table 4 compares them), "rules" whose conditions see
+            the pair (``cores/rules.py``, in no paper), or "none".
         comm_heads: heads of step 4; 4 in the paper.
         comm_key_size: of each of its heads; 32 in the paper.
         comm_value_size: of each of its heads; 32 in the paper.
         gated: whether what is heard passes a gate.
-        num_rules: of "snps" and "pnps".
-        num_stages: rule applications a step, of "snps" and "pnps".
+        num_rules: of "snps", "pnps" and "rules".
+        num_stages: rule applications a step, of "snps", "pnps" and "rules".
         rule_size: of a rule's embedding, of "snps" and "pnps".
         rule_key_size: of the queries and keys that choose rules, primaries and contexts.
         rule_hidden_size: of a rule's MLP.
@@ -173,11 +175,21 @@ class SCOFF(nn.Module):
             self.schema_query = nn.Linear(slot_size, schema_key_size, bias=False)  # W~^q
             keys = (num_schemata, slot_size, schema_key_size) if schema_keys == "each" else (slot_size, schema_key_size)
             self.schema_key = nn.Parameter(torch.empty(keys).uniform_(-bound, bound))  # W~^e
-        self.communication: Communication | SNPS | PNPS | None = None
+        self.communication: Communication | SNPS | PNPS | Rules | None = None
         if communication == "attention":
             linear = partial(nn.Linear, bias=False)
             self.communication = Communication(
                 slot_size, comm_heads, comm_key_size, comm_value_size, gated=gated, linear=linear
+            )
+        elif communication == "rules":
+            self.communication = Rules(
+                slot_size,
+                num_slots,
+                slot_size,
+                num_rules=num_rules,
+                num_stages=num_stages,
+                hidden_size=rule_hidden_size,
+                temperature=rule_temperature,
             )
         elif communication != "none":
             rules = SNPS if communication == "snps" else PNPS

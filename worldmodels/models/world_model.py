@@ -17,13 +17,14 @@ ACTION_TO = ("slot", "copy", "full")
 MEMORY = ("none", "carry")
 
 
-def attached_size(action: Mapping[str, Any], action_to: str, num_slots: int) -> int:
-    """How many action features each slot's token gets.
+def attached_size(action: Mapping[str, Any], action_to: str, num_slots: int, slot_ids: bool = False) -> int:
+    """How many features each slot's token gets besides the slot.
 
     Args:
         action: {"kind": "discrete" or "box", "sizes": [...]} and "per_object" where actions belong to objects.
         action_to: "slot", "copy" or "full", see ``attach``.
         num_slots: K.
+        slot_ids: see ``attach``.
 
     Raises:
         UserError: the actions do not divide among the slots.
@@ -31,8 +32,9 @@ def attached_size(action: Mapping[str, Any], action_to: str, num_slots: int) -> 
     if action_to not in ACTION_TO:
         raise UserError(f"action_to is {action_to!r}; expected one of {list(ACTION_TO)}")
     total = sum(action["sizes"])
+    ids = num_slots if slot_ids else 0
     if action_to != "slot":
-        return total
+        return total + ids
     if "per_object" not in action:
         raise UserError("action_to=slot needs actions per object, which this environment does not have; use copy")
     if total != action["per_object"] * num_slots:
@@ -40,10 +42,10 @@ def attached_size(action: Mapping[str, Any], action_to: str, num_slots: int) -> 
             f"action_to=slot gives {action['per_object']} actions to each of {num_slots} slots, but the environment has "
             f"{total}; set encoder.num_slots={total // action['per_object']}, or action_to=full"
         )
-    return int(action["per_object"])
+    return int(action["per_object"]) + ids
 
 
-def attach(slots: Tensor, actions: Tensor, action: Mapping[str, Any], action_to: str) -> Tensor:
+def attach(slots: Tensor, actions: Tensor, action: Mapping[str, Any], action_to: str, slot_ids: bool = False) -> Tensor:
     """Slots with the action attached: a world model's tokens.
 
     - "slot": the acted object's slot gets the one-hot of what is done to it, the others zeros (C-SWM's block worlds).
@@ -54,11 +56,16 @@ def attach(slots: Tensor, actions: Tensor, action: Mapping[str, Any], action_to:
         actions: as the environment takes them: ``(...)`` or ``(..., n)`` integers, or ``(..., A)`` floats.
         action: the environment's actions.
         action_to: see above.
+        slot_ids: attach the slot's number too, one-hot.
 
     Returns:
         ``(..., K, D + attached_size)``.
+
+    Raises:
+        UserError: the actions do not divide among the slots.
     """
     K = slots.shape[-2]
+    attached_size(action, action_to, K)
     lead = slots.shape[:-2]
     if action["kind"] == "box":
         vector = actions.reshape(*lead, -1).to(slots.dtype)
@@ -70,7 +77,10 @@ def attach(slots: Tensor, actions: Tensor, action: Mapping[str, Any], action_to:
         attached = vector.unflatten(-1, (K, action["per_object"]))
     else:
         attached = vector[..., None, :].expand(*lead, K, vector.shape[-1])
-    return torch.cat([slots, attached], dim=-1)
+    tokens = [slots, attached]
+    if slot_ids:
+        tokens.append(torch.eye(K, dtype=slots.dtype, device=slots.device).expand(*lead, K, K))
+    return torch.cat(tokens, dim=-1)
 
 
 class SlotReadout(nn.Module):
@@ -116,6 +126,9 @@ class WorldModel(nn.Module):
         core: a ``RecurrentCore``; without memory, of as many slots of the same size.
         action: the environment's actions, as a data set's manifest has them.
         action_to: how the action reaches the slots, see ``attach``.
+        slot_ids: attach each slot's number to it, one-hot. Where slot k always holds object k, what never changes of an
+            object, such as its weight, need not be in its slot; a core that treats all slots alike then has to be told which
+            is which.
         memory: "none" or "carry".
     """
 
@@ -126,6 +139,7 @@ class WorldModel(nn.Module):
         *,
         action: Mapping[str, Any],
         action_to: str,
+        slot_ids: bool = False,
         memory: str = "none",
     ):
         super().__init__()
@@ -142,8 +156,9 @@ class WorldModel(nn.Module):
         self.slot_size = encoder.slot_size
         self.action = dict(action)
         self.action_to = action_to
+        self.slot_ids = slot_ids
         self.memory = memory
-        token_size = self.slot_size + attached_size(action, action_to, self.num_slots)
+        token_size = self.slot_size + attached_size(action, action_to, self.num_slots, slot_ids)
         if core.token_size != token_size:
             raise UserError(f"the core takes tokens of {core.token_size}; this world model has tokens of {token_size}")
         self.encoder = encoder
@@ -172,6 +187,10 @@ class WorldModel(nn.Module):
             raise UserError(f"observations have shape {tuple(observations.shape)}; the encoder takes (..., {shape})")
         return self.encoder(observations.reshape(-1, *shape)).reshape(*lead, self.num_slots, self.slot_size)
 
+    def tokens(self, slots: Float[Tensor, "*B K D"], actions: Tensor) -> Tokens:
+        """What the core is given: slots with what is attached to them."""
+        return Tokens(attach(slots, actions, self.action, self.action_to, self.slot_ids))
+
     def initial_state(self, slots: Float[Tensor, "B K D"]) -> State:
         """The state before the first step of an episode that begins with these slots."""
         return self.core.initial_state(len(slots), self.lift(slots) if self.starts_from_slots else None)
@@ -195,7 +214,7 @@ class WorldModel(nn.Module):
         """
         if state is None or self.memory == "none":
             state = self.initial_state(slots)
-        tokens = self.core.prepare(Tokens(attach(slots, actions, self.action, self.action_to)))
+        tokens = self.core.prepare(self.tokens(slots, actions))
         core_slots, state = self.core(tokens, state)
         return self._changed(slots, core_slots), state
 
@@ -216,8 +235,9 @@ class WorldModel(nn.Module):
         if self.memory == "none":
             pred_slots, state = self.step(slots.flatten(0, 1), actions.flatten(0, 1))
             return pred_slots.unflatten(0, (T, B)), state
-        tokens = Tokens(attach(slots, actions, self.action, self.action_to))
-        core_slots, state = unroll(self.core, tokens, self.initial_state(slots[0]) if state is None else state)
+        core_slots, state = unroll(
+            self.core, self.tokens(slots, actions), self.initial_state(slots[0]) if state is None else state
+        )
         return self._changed(slots, core_slots), state
 
     def rollout(

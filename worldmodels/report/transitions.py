@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import Tokens
 from ..errors import UserError
 from ..metrics import hits, ranks, reciprocal_ranks
-from ..models.world_model import WorldModel, attach
+from ..models.world_model import WorldModel
 from ..ranking import Imagined
 from .choices import choice_map, trace
 from .figures import COLORS, blank, save, series
@@ -127,7 +126,7 @@ def choices(model: WorldModel, seen: Imagined, path: Path, *, episode: int = 0) 
 @torch.no_grad()
 def explain(model: WorldModel, slots: Tensor, actions: Tensor) -> dict[str, Tensor]:
     """What a world model's core chooses along one trajectory of slots ``(T, 1, K, D)``, every entry ``(T, ...)``."""
-    tokens = Tokens(attach(slots, actions, model.action, model.action_to))
+    tokens = model.tokens(slots, actions)
     if model.memory == "carry":
         explained = trace(model.core, tokens, model.initial_state(slots[0]))
         return {name: part[:, 0] for name, part in explained.items()}

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from rich.console import Group, RenderableType
 from torch import Tensor, nn
 
@@ -16,7 +15,7 @@ from ..data.episodes import Episodes, Paths, draw_paths
 from ..errors import UserError
 from ..logging import progress_bar
 from ..losses import contrastive
-from ..models.world_model import WorldModel, attached_size
+from ..models.world_model import WorldModel, attach, attached_size
 from ..plugins import build
 from ..ranking import Imagined, score
 from ..report import transitions as pictures
@@ -40,12 +39,13 @@ class Transitions:
         objective: keyword arguments of ``losses.contrastive``.
         memory: "none" or "carry", see ``WorldModel``.
         action_to: how actions reach slots, see ``attach``; None for "slot" where they belong to objects, else "copy".
+        slot_ids: whether a core is told which slot is which, see ``WorldModel``.
         evaluation: "horizons", steps ahead that are scored; "burn_in", steps that only fill a carried state; "limit", the
             first so many test episodes.
         trainer: of which "window", "imagine" and "starts_per_episode" say how transitions are drawn, see ``Windows``.
     """
 
-    sections = ("env", "data", "encoder", "objective", "memory", "action_to", "evaluation", "trainer")
+    sections = ("env", "data", "encoder", "objective", "memory", "action_to", "slot_ids", "evaluation", "trainer")
     tags = ("wm", "wm")
     unit = "transitions"
 
@@ -58,12 +58,13 @@ class Transitions:
         objective: Mapping[str, Any],
         memory: str,
         action_to: str | None,
+        slot_ids: bool,
         evaluation: Mapping[str, Any],
         trainer: Mapping[str, Any],
     ):
         self.name = env["id"] or "episodes"
         self.env, self.data, self.encoder = env, data, encoder
-        self.memory, self.action_to = memory, action_to
+        self.memory, self.action_to, self.slot_ids = memory, action_to, slot_ids
         self.horizons, self.limit = list(evaluation["horizons"]), evaluation["limit"]
         if not self.horizons or min(self.horizons) < 1 or (self.limit is not None and self.limit < 2):
             raise UserError(
@@ -158,9 +159,11 @@ class Transitions:
         encoder = build("encoder", options, tuple(about["observation_shape"]), num_slots, slot_size)
         action = about["action"]
         action_to = self.action_to or ("slot" if action.get("per_object") else "copy")
-        token_size = slot_size + attached_size(action, action_to, num_slots)
+        token_size = slot_size + attached_size(action, action_to, num_slots, self.slot_ids)
         built = core(token_size, num_tokens=num_slots, num_slots=num_slots, slot_size=slot_size)
-        return WorldModel(encoder, built, action=action, action_to=action_to, memory=self.memory)
+        return WorldModel(
+            encoder, built, action=action, action_to=action_to, slot_ids=self.slot_ids, memory=self.memory
+        )
 
     def batches(self, batch_size: int, device: torch.device) -> Callable[[torch.Generator], Paths]:
         """Windows of transitions, see ``Windows``."""
@@ -281,7 +284,7 @@ class Windows:
     ):
         self.objective = dict(objective)
         self.window, self.imagine, self.starts_per_episode = window, imagine, starts_per_episode
-        self.per_object: int | None = None
+        self.action: Mapping[str, Any] = {}
 
     def batches(self, data: Episodes, batch_size: int, device: torch.device) -> Callable[[torch.Generator], Paths]:
         """Draws ``batch_size`` transitions, see ``draw_paths``.
@@ -290,7 +293,7 @@ class Windows:
             UserError: episodes or batches that windows do not fit into.
         """
         self._check(data, batch_size)
-        self.per_object = data.about.get("action", {}).get("per_object")
+        self.action = data.about.get("action", {})
         data = data.to(device)
         aligned = self.objective.get("negatives") == "time_aligned"
 
@@ -301,13 +304,15 @@ class Windows:
 
         return draw
 
-    def _acted_slot(self, actions: Tensor, num_slots: int) -> Tensor | None:
-        """Which slot each action is done to, ``(B, K)`` bool; None where the objective does not ask."""
-        if not self.objective.get("acted"):
+    def _acted(self, actions: Tensor, slots: Tensor) -> Tensor | None:
+        """What is done to each slot, ``(B, K, A)`` one-hot; None where the objective does not ask.
+
+        Raises:
+            UserError: the actions do not divide among the slots.
+        """
+        if not self.objective.get("displacement"):
             return None
-        assert self.per_object is not None  # or _check had refused
-        place = torch.div(actions.long(), self.per_object, rounding_mode="floor")
-        return F.one_hot(place, num_slots).bool()
+        return attach(slots[..., :0], actions, self.action, "slot")
 
     def _check(self, data: Episodes, batch_size: int) -> None:
         inside = self.window * self.starts_per_episode
@@ -322,10 +327,10 @@ class Windows:
             raise UserError(
                 f"trainer.window={self.window}, but the longest episode has {int(data.lengths.max())} transitions"
             )
-        if self.objective.get("acted") and "per_object" not in data.about.get("action", {}):
+        if self.objective.get("displacement") and "per_object" not in data.about.get("action", {}):
             raise UserError(
-                f"objective.acted={self.objective['acted']} needs actions that belong to objects, which these data do not "
-                "have; leave it at 0"
+                f"objective.displacement={self.objective['displacement']} needs actions that belong to objects, which these "
+                "data do not have; leave it at 0"
             )
         if self.objective.get("in_episode", 0.0) > 0.0 and inside < 2:
             raise UserError(
@@ -343,7 +348,7 @@ class Windows:
             slots[1:].flatten(0, 1),
             episode=paths.episode.expand(L, B).flatten(),
             step=step.flatten(),
-            acted_slot=self._acted_slot(paths.actions.flatten(), slots.shape[2]),
+            acted=self._acted(paths.actions.flatten(0, 1), slots[:-1].flatten(0, 1)),
             generator=generator,
             **self.objective,
         )
