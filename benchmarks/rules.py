@@ -96,7 +96,7 @@ def right(core: nn.Module, num_objects: int) -> tuple[float, float]:
     return float(same.mean()), float(same[pushes].mean())
 
 
-def cost(core: nn.Module, num_objects: int, batch: int = 256, repeats: int = 10) -> tuple[float, float]:
+def cost(core: nn.Module, num_objects: int, batch: int = 64, repeats: int = 6) -> tuple[float, float]:
     """Milliseconds of a training step (forward and backward) and of a step at evaluation, medians."""
     tokens = Tokens(torch.randn(batch, num_objects, SLOT + ACTIONS))
 
