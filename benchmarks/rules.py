@@ -7,11 +7,12 @@ python benchmarks/rules.py [--seeds 0,1,2] [--steps 3000] [--out FILE.json]
 
 import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from speed import seconds
 from torch import Tensor, nn
 
 from worldmodels.core import Tokens
@@ -63,7 +64,7 @@ def transitions(seed: int, number: int, num_objects: int) -> tuple[Tensor, Tenso
     )
     envs.reset(seed=seed, options={"positions": positions, "weights": weights})
     *_, after = envs.step(actions)
-    done = torch.nn.functional.one_hot(actions, ACTIONS * num_objects).float().unflatten(1, (num_objects, ACTIONS))
+    done = F.one_hot(actions, ACTIONS * num_objects).float().unflatten(1, (num_objects, ACTIONS))
     slots = torch.cat([positions / 2.0 - 1.0, weights[..., None] / 5.0 - 1.0], dim=-1)
     return torch.cat([slots, done], dim=-1), (after["positions"] - positions).float()
 
@@ -71,7 +72,7 @@ def transitions(seed: int, number: int, num_objects: int) -> tuple[Tensor, Tenso
 def train(core: nn.Module, seed: int, steps: int) -> None:
     """The mean squared error of the changes of five blocks, in batches of 256."""
     tokens, moves = transitions(seed, 32768, 5)
-    target = torch.nn.functional.pad(moves / 2.0, (0, 1))
+    target = F.pad(moves / 2.0, (0, 1))
     optimizer = torch.optim.Adam(core.parameters(), 2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps, pct_start=0.05)
     for step in range(steps):
@@ -98,21 +99,12 @@ def right(core: nn.Module, num_objects: int) -> tuple[float, float]:
 
 def cost(core: nn.Module, num_objects: int, batch: int = 64, repeats: int = 6) -> tuple[float, float]:
     """Milliseconds of a training step (forward and backward) and of a step at evaluation, medians."""
-    tokens = Tokens(torch.randn(batch, num_objects, SLOT + ACTIONS))
-
-    def timed(work: Any) -> float:
-        times = []
-        for _ in range(repeats + 2):
-            start = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - start)
-        return 1000 * sorted(times[2:])[repeats // 2]
-
+    tokens, device = Tokens(torch.randn(batch, num_objects, SLOT + ACTIONS)), torch.device("cpu")
     core.train()
-    training = timed(lambda: core(tokens, {})[0].sum().backward())
+    training = seconds(lambda: core(tokens, {})[0].sum().backward(), device, repeats)
     core.eval()
     with torch.no_grad():
-        return training, timed(lambda: core(tokens, {}))
+        return 1000 * training, 1000 * seconds(lambda: core(tokens, {}), device, repeats)
 
 
 def main() -> None:

@@ -160,7 +160,6 @@ def test_the_gradient_goes_through_what_comes_out():
     got = core.condition.weight.grad.clone()
     core.zero_grad()
     hidden = core._hidden(tokens.features)
-    share = torch.softmax(core.condition(hidden)[..., 0].flatten(1) / 0.7, dim=-1).view(5, 3, 3)
     changes = core.action(hidden)[..., 0, 0].detach()
     hidden = hidden.detach()
     share = torch.softmax(core.condition(hidden)[..., 0].flatten(1) / 0.7, dim=-1).view(5, 3, 3)

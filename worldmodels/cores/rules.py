@@ -38,8 +38,8 @@ class Rules(nn.Module):
     - parallel: for every p at once ``c, i = argmax_{ci}(s_{pci} + gamma)``, ``V_p <- V_p + u_{pci}``.
 
     In training gamma is Gumbel noise, and the choice is straight-through: forward the change of the chosen, backward
-    ``sum_{pci} softmax(s / temperature)_{pci} u_{pci}``. In evaluation there is no noise, and of the changes only the chosen
-    one is computed.
+    ``sum_{pci} softmax(s / temperature)_{pci} u_{pci}``. In evaluation there is no noise, and only the changes of each
+    primary's best pair are computed.
 
     The first layer of the MLP is the sum of one product a slot as primary and one as context; the rest costs K^2 pairs. Half
     of its units begin with opposite weights for the two slots, so that they see the difference: whether two objects are

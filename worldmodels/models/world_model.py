@@ -60,12 +60,8 @@ def attach(slots: Tensor, actions: Tensor, action: Mapping[str, Any], action_to:
 
     Returns:
         ``(..., K, D + attached_size)``.
-
-    Raises:
-        UserError: the actions do not divide among the slots.
     """
     K = slots.shape[-2]
-    attached_size(action, action_to, K)
     lead = slots.shape[:-2]
     if action["kind"] == "box":
         vector = actions.reshape(*lead, -1).to(slots.dtype)

@@ -312,6 +312,7 @@ class Windows:
         """
         if not self.objective.get("displacement"):
             return None
+        attached_size(self.action, "slot", slots.shape[1])
         return attach(slots[..., :0], actions, self.action, "slot")
 
     def _check(self, data: Episodes, batch_size: int) -> None:
