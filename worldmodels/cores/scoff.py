@@ -68,8 +68,9 @@ class SCOFF(nn.Module):
             compete for each file (the authors' code); "iterative", slot attention (SCOFF++).
         num_active: top-k: only so many files, those that attend most to the input, are updated; None for all. The others are
             still heard: they are keys and values of step 4, and contexts of rules, but no rule is spent on them.
-        sharpness: queries and keys of step 2 are drawn so many times as large, so that from the start files are decided about
-            which tokens are theirs; with top-k this settles early who is updated by what.
+        chrono: T_max of chrono initialisation: a unit begins by holding its state for a time of 1 to T_max steps, drawn for
+            each, so that a file stays who it is from its first update on, and with top-k the same tokens stay its own. None
+            for gates as ``nn.LSTM`` and ``nn.GRU`` begin with them.
         num_heads: of step 2.
         key_size: of step 2; 64 in the paper.
         value_size: of each head of step 2; None for ``slot_size``.
@@ -104,7 +105,7 @@ class SCOFF(nn.Module):
         cell: str = "gru",
         compete: str = "objects",
         num_active: int | None = None,
-        sharpness: float = 1.0,
+        chrono: int | None = None,
         num_heads: int = 1,
         key_size: int = 64,
         value_size: int | None = None,
@@ -138,7 +139,9 @@ class SCOFF(nn.Module):
         at_least_one(num_heads=num_heads, key_size=key_size, num_iterations=num_iterations)
         at_least_one(comm_heads=comm_heads, comm_key_size=comm_key_size, comm_value_size=comm_value_size)
         at_least_one(rule_size=rule_size, rule_key_size=rule_key_size, rule_hidden_size=rule_hidden_size)
-        above_zero(temperature=temperature, sharpness=sharpness, rule_temperature=rule_temperature)
+        if chrono is not None and chrono < 2:
+            raise ValueError(f"chrono is {chrono}; expected at least 2, the longest time to hold a state for, in steps")
+        above_zero(temperature=temperature, rule_temperature=rule_temperature)
         if num_active is not None and not 1 <= num_active <= num_slots:
             raise ValueError(f"num_active is {num_active}; expected 1 to {num_slots}, the number of object files")
         self.token_size = token_size
@@ -161,15 +164,14 @@ class SCOFF(nn.Module):
             self.sizes = [num_heads * key_size, read_size]
             self.key_value = nn.Linear(token_size, sum(self.sizes), bias=False)  # W^e and W^v
             self.query = nn.Linear(slot_size, num_heads * key_size, bias=False)  # W^q
-            with torch.no_grad():
-                self.query.weight.mul_(sharpness)
-                self.key_value.weight[: self.sizes[0]].mul_(sharpness)
         gates = 4 if self.lstm else 3
         bound = 1.0 / math.sqrt(slot_size)
         self.schema_input = nn.Linear(read_size, num_schemata * gates * slot_size)
         self.schema_recurrent = nn.Linear(slot_size, num_schemata * gates * slot_size, bias=not self.lstm)
         for parameter in (*self.schema_input.parameters(), *self.schema_recurrent.parameters()):
             nn.init.uniform_(parameter, -bound, bound)
+        if chrono is not None:
+            self._begin_holding(chrono)
         self.chooses = num_schemata > 1  # with a single schema there is nothing to choose
         if self.chooses:
             self.schema_query = nn.Linear(slot_size, schema_key_size, bias=False)  # W~^q
@@ -206,15 +208,24 @@ class SCOFF(nn.Module):
             )
         self.dropout = nn.Dropout(dropout)
         self.first_hidden = nn.Parameter(torch.randn(num_slots, slot_size))
+
+    def _begin_holding(self, chrono: int) -> None:
+        """Biases of the gates from the times to hold a state for (Tallec & Ollivier 2018, equation 16)."""
+        bias = self.schema_input.bias.detach().unflatten(0, (self.num_schemata, -1, self.slot_size))
+        hold = torch.rand_like(bias[:, 0]).mul(chrono - 2).add(1.0).log()  # log U(1, T_max - 1)
+        bias[:, 1] = hold  # of an LSTM's forget gate, of a GRU's update gate
         if self.lstm:
-            self.first_cell = nn.Parameter(torch.zeros(slot_size))
+            bias[:, 0] = -hold
 
     def initial_state(self, batch_size: int, slots: Tensor | None = None) -> State:
-        """Learned first states, one for each object file, or they would stay equal for ever; given slots are the state."""
-        hidden = torch.tanh(self.first_hidden).expand(batch_size, -1, -1) if slots is None else slots
-        if not self.lstm:
-            return {"hidden": hidden}
-        return {"hidden": hidden, "cell": self.first_cell.expand_as(hidden)}
+        """Learned first states, one for each object file, or they would stay equal for ever; given slots are the state.
+
+        An LSTM's cell begins in agreement with what it gives out, ``h_k = tanh(c_k)``; from a cell of zeros, the first
+        update would wipe out what tells a file from the others.
+        """
+        cell = self.first_hidden.expand(batch_size, -1, -1) if slots is None else slots
+        hidden = torch.tanh(cell) if slots is None else slots
+        return {"hidden": hidden, "cell": cell} if self.lstm else {"hidden": hidden}
 
     def prepare(self, tokens: Tokens) -> Tokens:
         """Values of the tokens as features, ``(..., N, values)``, and their keys as positions, ``(..., N, keys)``."""

@@ -11,6 +11,9 @@ from ..data import sequences as data
 class SequenceSum(nn.Module):
     """A core that reads numbers one by one; a linear readout of all slots together after the last.
 
+    A token is a linear map of the number, less the mean of all numbers, and of its mark, 1 or -1. So marked and unmarked
+    numbers lie on opposite sides of zero, and whatever attends to the one by its key turns away from the other.
+
     Args:
         core: a core with a state.
         token_size: what number and mark are embedded to.
@@ -19,8 +22,7 @@ class SequenceSum(nn.Module):
     def __init__(self, core: RecurrentCore, token_size: int):
         super().__init__()
         self.core: RecurrentCore
-        self.number = nn.Linear(1, token_size, bias=False)
-        self.mark = nn.Embedding(2, token_size)
+        self.embed = nn.Linear(2, token_size, bias=False)
         self.core = core
         self.readout = nn.Linear(core.num_slots * core.slot_size, 1)
 
@@ -31,8 +33,8 @@ class SequenceSum(nn.Module):
 
     def tokens(self, sequences: Tensor) -> Tokens:
         """Numbers and marks as a core reads them, ``(T, B, 1, F)``."""
-        numbers, marks = sequences.transpose(0, 1).split(1, dim=-1)
-        return Tokens((self.number(numbers) + self.mark(marks[..., 0].long()))[:, :, None])
+        numbers, marks = sequences.transpose(0, 1).unbind(-1)
+        return Tokens(self.embed(torch.stack([numbers - 0.5, 2.0 * marks - 1.0], dim=-1))[:, :, None])
 
     def unroll(self, sequences: Tensor) -> tuple[Tensor, State]:
         """The slots after every number, ``(T, B, K, D)``."""

@@ -27,8 +27,8 @@ class Adding:
     ``data.sequences.adding`` for where the marked ones lie. Training: a fixed set, an equal share for each of
     ``train_counts``. Test: a fixed set for each of ``test_counts``. The error is the mean squared one.
 
-    The paper does not say how numbers enter and sums leave. Here a step is one token, the number times a learned vector plus
-    one of two learned vectors for marked or not; the sum is a linear readout of all slots.
+    The paper does not say how numbers enter and sums leave. Here a step is one token, a linear map of the number and its
+    mark; the sum is a linear readout of all slots.
 
     Args:
         train_counts: how many numbers are added in training.
