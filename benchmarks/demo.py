@@ -1,4 +1,4 @@
-"""The main job in five minutes on two cores: SNPS and a GNN learn block physics side by side, and one table says how well.
+"""The main job in five minutes on two cores: rules and a GNN learn block physics side by side, and one table says how well.
 
 python benchmarks/demo.py     (or: make demo)
 """
@@ -20,9 +20,9 @@ def main() -> None:
     """Collect, train both at once on a thread each, print the table, draw the pictures."""
     start = time.perf_counter()
     shutil.rmtree(HOME / "runs", ignore_errors=True)  # of an earlier demo
-    print("training snps and gnn side by side, 3,000 steps each ...", flush=True)
+    print("training rules and gnn side by side, 3,000 steps each ...", flush=True)
     own = ("data.test.episodes=2000", f"data.dir={HOME / 'data'}", f"run={HOME / 'runs'}", "trainer.threads=1")
-    runs = train_command(["-m", "core=snps,gnn", "jobs=2", *WORDS, *own])
+    runs = train_command(["-m", "core=rules,gnn", "jobs=2", *WORDS, *own])
     evaluations = {
         type(run.model.core).__name__.lower(): json.loads((run.path / EVALUATION).read_text()) for run in runs
     }
