@@ -119,22 +119,22 @@ def test_a_slot_is_changed_once_and_none_that_may_not():
 
 
 def test_what_training_changes():
-    """Noise falls to nothing, the second stage joins; untold, a core is as at the end."""
-    core = Rules(6, 5, 2, num_stages=2, hidden_size=16, noise_until=0.5, grow_at=0.25)
+    """Noise falls to nothing; untold, a core is as at the end."""
+    core = Rules(6, 5, 2, num_stages=2, hidden_size=16, noise_until=0.5)
     assert isinstance(core, Annealed)
     tokens = Tokens(torch.randn(64, 5, 6))
-    once = lambda: core(tokens, {})[0].abs().sum(-1).gt(0).sum(1)  # noqa: E731
     same = lambda: torch.equal(core(tokens, {})[0], core(tokens, {})[0])  # noqa: E731
-    assert same() and once().eq(2).all()
-    for done, noisy, stages in ((0.0, True, 1), (0.2, True, 1), (0.3, True, 2), (0.5, False, 2), (1.0, False, 2)):
+    assert same()
+    for done, noisy in ((0.0, True), (0.3, True), (0.5, False), (1.0, False)):
         core.anneal(done)
-        assert same() != noisy and once().eq(stages).all()
-        assert core.eval()(tokens, {})[0].abs().sum(-1).gt(0).sum(1).eq(stages).all() and same()
+        assert same() != noisy
+        core.eval()
+        assert same()
         core.train()
     core.anneal(0.1)
-    other = Rules(6, 5, 2, num_stages=2, hidden_size=16, noise_until=0.5, grow_at=0.25)
-    other.load_state_dict(core.state_dict())  # a checkpoint knows how far it was
-    assert torch.equal(other.eval()(tokens, {})[0], core.eval()(tokens, {})[0])
+    other = Rules(6, 5, 2, num_stages=2, hidden_size=16, noise_until=0.5)
+    other.load_state_dict(core.state_dict())
+    assert float(other.done) == pytest.approx(0.1)  # a checkpoint knows how far it was
 
 
 def test_exploring_rows_see_one_context():

@@ -12,8 +12,8 @@ Departures from NPS:
 - The paper's straight-through choice mixes the slots that go into the rule, so its gradient credits a slot with the change
   that was computed from another; ours mixes what comes out, the changes of all candidates.
 - A slot is changed at most once at a time step (refraction); the paper's stages may choose it again.
-- Noise is on at the beginning of training and falls to nothing, and further stages join after a while, where a trainer says
-  how far training is (``anneal``); in the paper both stay as they are.
+- Noise is on at the beginning of training and falls to nothing, where a trainer says how far training is (``anneal``); in
+  the paper it stays.
 - While there is noise, a share of the rows sees a single context, drawn at random. Most moves are told from the primary
   alone, so the scores of its contexts drift apart for no reason until noise can no longer change the choice, and then the
   context that would tell the rare move is never tried.
@@ -58,8 +58,6 @@ class Rules(nn.Module):
         noise: of the Gumbel noise when training begins.
         explore: share of rows that see one context, drawn at random, when training begins; it falls as the noise does.
         noise_until: the share of training after which there is none.
-        grow_at: the share of training after which all stages are applied; before it, the first alone.
-        refraction: whether a slot is changed once a time step at most.
     """
 
     capabilities = Capabilities(memory=False, rules=True)
@@ -80,9 +78,6 @@ class Rules(nn.Module):
         noise: float = 1.0,
         explore: float = 0.5,
         noise_until: float = 0.7,
-        grow_at: float = 0.3,
-        refraction: bool = True,
-        norm: bool = True,
     ):
         super().__init__()
         at_least_one(num_rules=num_rules, num_stages=num_stages, hidden_size=hidden_size, num_layers=num_layers)
@@ -96,12 +91,11 @@ class Rules(nn.Module):
         self.num_stages = num_stages
         self.parallel = parallel
         self.temperature = temperature
-        self.noise, self.explore, self.noise_until, self.grow_at = noise, explore, noise_until, grow_at
-        self.refraction = refraction
+        self.noise, self.explore, self.noise_until = noise, explore, noise_until
         self.as_primary = nn.Linear(token_size, num_rules * hidden_size)
         self.as_context = nn.Linear(token_size, num_rules * hidden_size, bias=False)
         self.hidden = nn.ModuleList(GroupedLinear(num_rules, hidden_size, hidden_size) for _ in range(num_layers - 1))
-        self.norms = nn.ModuleList(nn.LayerNorm(hidden_size) if norm else nn.Identity() for _ in range(num_layers - 1))
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden_size) for _ in range(num_layers - 1))
         self.condition = GroupedLinear(num_rules, hidden_size, 1, bias=False)
         self.action = GroupedLinear(num_rules, hidden_size, slot_size)
         with torch.no_grad():
@@ -140,15 +134,13 @@ class Rules(nn.Module):
         there = slots.new_ones(B, K, dtype=torch.bool) if tokens.mask is None else tokens.mask
         free = there if may_change is None else there & may_change  # slots that may still be changed
         chosen = []
-        for stage in range(self.num_stages):
+        for _ in range(self.num_stages):
             hidden = self._hidden(torch.cat([slots, attached], dim=-1))  # (B, K, K, N, H)
             allowed = (free[:, :, None] & self._contexts(there)[:, None]).unsqueeze(-1).expand(B, K, K, N)
             scores = self.condition(hidden)[..., 0]
             scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
             groups = scores.flatten(2) if self.parallel else scores.flatten(1)[:, None]  # (B, K or 1, candidates)
             choice = self._choose(groups).reshape(B, K, K * N) * allowed.flatten(2)
-            if stage:
-                choice = choice * (self.done >= self.grow_at)
             applies = choice.detach().sum(-1).round()  # (B, K)
             if self.training:
                 change = choice[:, :, None] @ self.action(hidden).flatten(2, 3)
@@ -157,7 +149,7 @@ class Rules(nn.Module):
                 pair = hidden.flatten(2, 3).gather(2, best[:, :, None, None].expand(-1, -1, 1, hidden.shape[-1]))
                 change = self._act(pair[:, :, 0], best % N)[:, :, None] * applies[..., None, None]
             slots = slots + change[:, :, 0]
-            if self.refraction and not self.parallel:
+            if not self.parallel:
                 free = free & (applies == 0)
             chosen.append((choice.detach().argmax(-1), applies))
         return slots - start, self._named(chosen)
