@@ -96,18 +96,6 @@ def test_tokens_tell_which_slot_is_which():
         WorldModel(Identity(), Adder(3, 3, 1), action=BLOCKS, action_to="slot", slot_ids=True)
 
 
-@pytest.mark.parametrize("core", [SCOFF, RIMs, S2GRU, RMC, EntNet])
-def test_a_core_that_starts_from_slots_is_told_which_is_which(core):
-    """Else a file whose slot looks like another's could not know its own token by what is in it."""
-    same = torch.ones(2, 3, 1)
-    for ids in (False, True):
-        built = core(3 + 3 * ids, num_slots=3, slot_size=8)
-        model = WorldModel(Identity(), built, action=BLOCKS, action_to="slot", slot_ids=ids)
-        first = next(iter(model.initial_state(same).values()))
-        alike = torch.equal(first[:, 0], first[:, 1])
-        assert alike == (not ids)
-
-
 def test_memory_none_starts_afresh_and_carry_goes_on():
     slots = torch.zeros(1, 3, 1)
     actions = torch.tensor([[0], [0], [0]])

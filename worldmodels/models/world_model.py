@@ -73,15 +73,10 @@ def attach(slots: Tensor, actions: Tensor, action: Mapping[str, Any], action_to:
         attached = vector.unflatten(-1, (K, action["per_object"]))
     else:
         attached = vector[..., None, :].expand(*lead, K, vector.shape[-1])
-    tokens = torch.cat([slots, attached], dim=-1)
-    return with_ids(tokens) if slot_ids else tokens
-
-
-def with_ids(slots: Tensor) -> Tensor:
-    """Slots ``(..., K, D)`` with their numbers, one-hot, ``(..., K, D + K)``."""
-    K = slots.shape[-2]
-    ids = torch.eye(K, dtype=slots.dtype, device=slots.device)
-    return torch.cat([slots, ids.expand(*slots.shape[:-2], K, K)], dim=-1)
+    tokens = [slots, attached]
+    if slot_ids:
+        tokens.append(torch.eye(K, dtype=slots.dtype, device=slots.device).expand(*lead, K, K))
+    return torch.cat(tokens, dim=-1)
 
 
 class SlotReadout(nn.Module):
@@ -116,8 +111,7 @@ class WorldModel(nn.Module):
     """``z_t = encoder(o_t)``; ``z'_{t+1} = z_t + delta``, with delta from the core's slots.
 
     A core without memory returns delta itself; a core with memory is read by a ``SlotReadout``, and where slots can be its
-    state, it starts from z_0 (and the slots' numbers, where they are attached: a core that finds its token by content is then
-    told which is its own), brought to the size of its slots by one linear layer if sizes differ.
+    state, it starts from z_0, brought to the size of its slots by one linear layer if sizes differ.
 
     ``memory`` says what a core's state is worth. "none", the setting of the papers: the state is made afresh at every
     step, from z_t where slots can be the state, so a prediction depends on the present slots alone. "carry": the state is
@@ -176,9 +170,8 @@ class WorldModel(nn.Module):
             raise UserError(f"memory=carry needs a core with a state; {type(core).__name__} has none")
         self.starts_from_slots = aligned and core.capabilities.starts_from_slots
         self.lift: nn.Module = nn.Identity()
-        start_size = self.slot_size + (self.num_slots if slot_ids else 0)
-        if self.starts_from_slots and core.slot_size != start_size:
-            self.lift = nn.Linear(start_size, core.slot_size)
+        if self.starts_from_slots and core.slot_size != self.slot_size:
+            self.lift = nn.Linear(self.slot_size, core.slot_size)
         if self.has_memory:
             self.readout = SlotReadout(self.slot_size, core.slot_size, aligned=aligned)
 
@@ -196,9 +189,7 @@ class WorldModel(nn.Module):
 
     def initial_state(self, slots: Float[Tensor, "B K D"]) -> State:
         """The state before the first step of an episode that begins with these slots."""
-        if not self.starts_from_slots:
-            return self.core.initial_state(len(slots))
-        return self.core.initial_state(len(slots), self.lift(with_ids(slots) if self.slot_ids else slots))
+        return self.core.initial_state(len(slots), self.lift(slots) if self.starts_from_slots else None)
 
     def _changed(self, slots: Tensor, core_slots: Tensor) -> Tensor:
         """The predicted slots, from what the core returned."""
