@@ -1013,9 +1013,9 @@ def shares_a_file(seed, **options):
 
     torch.manual_seed(seed)
     core = SCOFF(32, 5, 20, num_schemata=2, cell="lstm", gated=True, num_active=1, **options).eval()
-    sequences, _ = adding(32, 50, 4, torch.Generator().manual_seed(seed))
+    sequences, _ = adding(16, 50, 4, torch.Generator().manual_seed(seed))
     tokens = core.prepare(SequenceSum(core, 32).tokens(sequences))
-    state, active = core.initial_state(32), []
+    state, active = core.initial_state(16), []
     for features, positions in zip(tokens.features, tokens.positions, strict=True):
         active.append(core.explain(Tokens(features, positions), state)["active"])
         _, state = core(Tokens(features, positions), state)
@@ -1026,8 +1026,8 @@ def shares_a_file(seed, **options):
 
 def test_chrono_initialisation_sends_marked_and_unmarked_numbers_to_different_files():
     """Measured over 40 seeds: at most .1 shared in 36 of them, with the gates of ``nn.LSTM`` in 23."""
-    apart, usual = ([shares_a_file(seed, **options) <= 0.1 for seed in range(20)] for options in ({"chrono": 50}, {}))
-    assert sum(apart) >= 16 > sum(usual)
+    apart, usual = ([shares_a_file(seed, **options) <= 0.1 for seed in range(8)] for options in ({"chrono": 50}, {}))
+    assert sum(apart) >= 7 > sum(usual)
 
 
 @pytest.mark.parametrize(("cell", "gate"), [("lstm", 1), ("gru", 1)])
