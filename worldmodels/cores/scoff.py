@@ -12,6 +12,8 @@ Departures:
   we choose by argmax there.
 - Step 4. The paper adds what is heard; the authors' code gates it first (``gated=True``). The paper's pseudo-code (appendix
   G) makes queries, keys and values of the chosen schema's own; Algorithm 1 and the code do not, nor do we.
+- First states are in neither; ours are learned, one for each object file, with LSTM schemata's cells in agreement. Gates may
+  begin by holding for long (``chrono``), so that with few active files each keeps its kind of token from the start.
 - The authors' code also runs a two-layer network over the state at every step, which no paper mentions; we leave it out.
 - SCOFF++ is described in a sentence, "replace the input attention by an iterative one as in slot attention", its query "a
   function of the hidden state from the previous time step". Ours starts slot attention from a linear map of the object
