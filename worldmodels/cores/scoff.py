@@ -209,7 +209,7 @@ class SCOFF(nn.Module):
                 temperature=rule_temperature,
             )
         self.dropout = nn.Dropout(dropout)
-        self.first_hidden = nn.Parameter(torch.randn(num_slots, slot_size))
+        self.first_hidden = nn.Parameter(0.2 * torch.randn(num_slots, slot_size))  # where tanh is nearly linear
 
     def _begin_holding(self, chrono: int) -> None:
         """Biases of the gates from the times to hold a state for (Tallec & Ollivier 2018, equation 16)."""
