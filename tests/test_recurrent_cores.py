@@ -1025,19 +1025,19 @@ def shares_a_file(seed, **options):
 
 
 def test_chrono_initialisation_sends_marked_and_unmarked_numbers_to_different_files():
-    """Measured over 40 seeds: at most .1 shared in 36 of them, with the gates of ``nn.LSTM`` in 23."""
+    """Measured over 40 seeds: at most .1 shared in 34 of them, with the gates of ``nn.LSTM`` in 23."""
     apart, usual = ([shares_a_file(seed, **options) <= 0.1 for seed in range(8)] for options in ({"chrono": 50}, {}))
     assert sum(apart) >= 7 > sum(usual)
 
 
-@pytest.mark.parametrize(("cell", "gate"), [("lstm", 1), ("gru", 1)])
-def test_chrono_initialisation_holds_states_for_up_to_so_many_steps(cell, gate):
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_chrono_initialisation_holds_states_for_up_to_so_many_steps(cell):
     core = SCOFF(4, 2, 200, num_schemata=3, cell=cell, chrono=50)
     bias = core.schema_input.bias.detach().unflatten(0, (3, -1, 200))
-    times = bias[:, gate].exp()  # T - 1: a gate of s(log(T - 1)) = 1 - 1/T forgets 1/T a step
+    times = bias[:, 1].exp()  # T - 1: a gate of s(log(T - 1)) = 1 - 1/T forgets 1/T a step
     assert times.min() >= 1 and 45 < times.max() <= 49 and times.mean() == pytest.approx(25, abs=3)
     if cell == "lstm":
-        assert torch.equal(bias[:, 0], -bias[:, gate])
+        assert torch.equal(bias[:, 0], -bias[:, 1])
     with pytest.raises(ValueError, match="chrono is 1; expected at least 2"):
         SCOFF(4, 2, 8, chrono=1)
 
