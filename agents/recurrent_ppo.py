@@ -39,6 +39,9 @@ class RecurrentPPO(OnPolicyAlgorithm):
     ``batch_size``, are then those of all processes, and so are the logged values in each. Callbacks run in every process
     and have to decide alike.
 
+    ``load`` is Stable-Baselines3's and unpickles: it can execute anything, so give it only what you saved yourself. Agents of
+    others are opened from run folders (``worldmodels.agents.run.load_agent``).
+
     Args:
         policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy", or a subclass of ``RecurrentPolicy``.
         env: what SB3 takes (a Gymnasium environment, its id, a ``VecEnv``), or a ``gymnasium.vector.VectorEnv`` in any

@@ -5,6 +5,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig
 from rich.progress import Progress, TaskID
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
@@ -30,8 +31,9 @@ from ..errors import UserError
 from ..launch import command, show_folder, train_job
 from ..logging import RunLog, progress_bar, read_metrics
 from ..report.tables import show
-from ..run import CONFIG, EVALUATION, claim, read_saved
+from ..run import CONFIG, EVALUATION, claim, figures_in, read_saved, training_in
 from ..training import make_fabric
+from ..trust import trusting, vet
 from . import pictures
 from .evaluation import play, summary, table
 from .features import FEATURES, SlotFeatures
@@ -119,6 +121,7 @@ class AgentConfig:
     """Everything ``train-agent`` can be told; ``label`` is the name of runs that differ in their seed only.
 
     ``jobs`` runs of a sweep are trained at once, each in a process of its own; None: as many as there are cores for.
+    ``trust`` names modules, separated by commas, that a run folder from elsewhere may name; see ``trust.py``.
     """
 
     experiment: str = "any"
@@ -127,6 +130,7 @@ class AgentConfig:
     seed: int = 0
     run: str = MISSING
     resume: str = MISSING
+    trust: str = ""
     jobs: int | None = None
     env: AgentEnvConfig = field(default_factory=AgentEnvConfig)
     encoder: FeaturesConfig = field(default_factory=FeaturesConfig)
@@ -418,14 +422,13 @@ class AgentRun:
 
     def draw(self, *, episode: int = 0) -> list[Path]:
         """Write the learning curve and a video of an episode into ``figures/`` and return their paths."""
-        folder = self.path / "figures"
-        folder.mkdir(exist_ok=True)
+        if episode < 0:
+            raise UserError(f"episode={episode}; episodes are numbered from 0")
+        folder = figures_in(self.path)
         written = []
         metrics = read_metrics(self.path)
         if metrics:
             written.append(pictures.curves(metrics, folder / "curves.png"))
-        if episode < 0:
-            raise UserError(f"episode={episode}; episodes are numbered from 0")
         try:
             envs = _configured(self.config, "cpu", 1, {"render_mode": "rgb_array"})
         except UserError:  # it does not draw itself
@@ -466,25 +469,26 @@ def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = Fal
         rank, device, path = fabric.global_rank, str(fabric.device), Path(fabric.broadcast(str(path)))
     envs = _configured(config, device, number // processes)
     model = build_agent(config, envs, fabric)
-    if not resume and rank == 0:
-        claim(path, OmegaConf.to_yaml(OmegaConf.create({**config, "model": {"agent": True}})))
-    restored = checkpoints.restore(path, model.policy, rank, processes) if resume else None
-    done = restored[0] if restored else 0
-    log = RunLog(path, done, settings["steps"], quiet=not config["logger"]["progress"]) if rank == 0 else None
-    model.set_logger(Logger(None, [] if log is None else [_Writer(log)]))
-    try:
-        if restored:
-            with checkpoints.reading(checkpoints.folder(path, done)):
-                exact = go_on(model, done, restored[1])
-            if not exact and log is not None:
-                log.say("the environments cannot save where they are: their episodes begin anew")
-        if done < settings["steps"]:
-            callback = _Checkpoints(path, settings["checkpoint_every"], log)
-            model.learn(settings["steps"] - done, callback, settings["log_every"], reset_num_timesteps=not restored)
-    finally:
-        if log is not None:
-            log.close()
-        envs.close()
+    with training_in(path) if rank == 0 else nullcontext():
+        if not resume and rank == 0:
+            claim(path, {**config, "model": {"agent": True}})
+        restored = checkpoints.restore(path, model.policy, rank, processes) if resume else None
+        done = restored[0] if restored else 0
+        log = RunLog(path, done, settings["steps"], quiet=not config["logger"]["progress"]) if rank == 0 else None
+        model.set_logger(Logger(None, [] if log is None else [_Writer(log)]))
+        try:
+            if restored:
+                with checkpoints.reading(checkpoints.folder(path, done)):
+                    exact = go_on(model, done, restored[1])
+                if not exact and log is not None:
+                    log.say("the environments cannot save where they are: their episodes begin anew")
+            if done < settings["steps"]:
+                callback = _Checkpoints(path, settings["checkpoint_every"], log)
+                model.learn(settings["steps"] - done, callback, settings["log_every"], reset_num_timesteps=not restored)
+        finally:
+            if log is not None:
+                log.close()
+            envs.close()
     return AgentRun(path, config, model) if rank == 0 else None
 
 
@@ -498,11 +502,16 @@ def _device(name: str) -> str:
     return name
 
 
-def load_agent(path: str | Path, *, device: str = "cpu") -> AgentRun:
+def load_agent(path: str | Path, *, device: str = "cpu", trust: Iterable[str] = ()) -> AgentRun:
     """Open an agent's run folder: its config, and the agent at its newest checkpoint, on a device.
 
+    Args:
+        path: the folder.
+        device: where the agent is wanted.
+        trust: modules whose classes and environments the run may name, see ``worldmodels.load``.
+
     Raises:
-        UserError: no run of an agent there, or a damaged one.
+        UserError: no run of an agent there, a damaged one, or one that names code which is not trusted.
     """
     path = Path(path)
     config = read_saved(path, AgentConfig)
@@ -510,8 +519,10 @@ def load_agent(path: str | Path, *, device: str = "cpu") -> AgentRun:
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
     device = _device(device)
-    envs = _configured(config, device)
-    model = build_agent({**config, "trainer": {**config["trainer"], "device": device}}, envs)
+    with trusting(trust):
+        vet(path, config)
+        envs = _configured(config, device)
+        model = build_agent({**config, "trainer": {**config["trainer"], "device": device}}, envs)
     checkpoints.load_weights(newest, model.policy)
     model.num_timesteps = int(checkpoints.read_meta(newest)["step"])
     return AgentRun(path, config, model)

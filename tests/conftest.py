@@ -22,6 +22,14 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="takes more than a minute; run with -m slow"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory):
+    """What is kept of runs beyond their folders (see ``worldmodels.trust``) is kept for these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """Small tensors are fastest on one thread, and results then do not depend on the machine."""

@@ -150,12 +150,16 @@ def test_a_sweep_scores_what_succeeds_and_reports_what_fails(at_home, capsys):
 
 
 def test_two_runs_never_share_a_folder(at_home):
-    from worldmodels.run import claim
+    from worldmodels.run import claim, training_in
 
-    claim(at_home / "runs/claimed", "a: 1")
-    with pytest.raises(worldmodels.UserError, match="taken by another run"):
-        claim(at_home / "runs/claimed", "a: 2")
-    assert (at_home / "runs/claimed/config.yaml").read_text() == "a: 1"
+    path = at_home / "runs/claimed"
+    with training_in(path):
+        claim(path, {"a": 1})
+        with pytest.raises(worldmodels.UserError, match="taken by another run"):
+            claim(path, {"a": 2})
+        with pytest.raises(worldmodels.UserError, match="another process is training"), training_in(path):
+            pass
+    assert (path / "config.yaml").read_text() == "a: 1\n"
 
 
 def test_seeds_reproduce_a_run(at_home):

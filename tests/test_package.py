@@ -52,7 +52,7 @@ LAYERS = [
     {f"worldmodels.report.{name}" for name in ("figures", "tables", "transitions", "choices", "views")},
     {"worldmodels.tasks"},
     {f"worldmodels.tasks.{name}" for name in ("transitions", "views", "adding", "arithmetic", "gridworld")},
-    {"worldmodels.config"},
+    {"worldmodels.config", "worldmodels.trust"},
     {"worldmodels.run"},
     {"worldmodels.launcher", "worldmodels.tune", "worldmodels.report.scoreboard"},
     {"worldmodels.launch"},

@@ -60,36 +60,52 @@ class ImportArguments:
 
 @dataclass
 class EvaluateArguments:
-    """Score a run; ``data`` names other episodes than a world model's own test episodes."""
+    """Score a run; ``data`` names other episodes than a world model's own test episodes.
+
+    ``trust`` names modules, separated by commas, whose classes and environments a run from elsewhere may use.
+    """
 
     run: str = "???"
     data: str | None = None
+    trust: str = ""
 
 
 @dataclass
 class EvaluateAgentArguments:
-    """Play whole episodes with agents; ``env`` holds options of the environment that differ from the training."""
+    """Play whole episodes with agents; ``env`` holds options of the environment that differ from the training.
+
+    ``trust`` names modules, separated by commas, whose classes and environments a run from elsewhere may use.
+    """
 
     run: str | None = None
     runs: list[str] = field(default_factory=list)
     episodes: int | None = None
     env: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
+    trust: str = ""
 
 
 @dataclass
 class RolloutArguments:
-    """Draw a run's pictures for one test episode, or one test example of a task; of an agent a video of an episode."""
+    """Draw a run's pictures for one test episode, or one test example of a task; of an agent a video of an episode.
+
+    ``trust`` names modules, separated by commas, whose classes and environments a run from elsewhere may use.
+    """
 
     run: str = "???"
     episode: int = 0
+    trust: str = ""
 
 
 @dataclass
 class CompareArguments:
-    """One table of the evaluations of several runs."""
+    """One table of the evaluations of several runs.
+
+    ``trust`` names modules, separated by commas, whose classes and environments runs from elsewhere may use.
+    """
 
     runs: list[str] = field(default_factory=list)
+    trust: str = ""
 
 
 @dataclass
@@ -122,8 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if name not in COMMANDS:
             raise UserError(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
-        # Modules in the present folder can be named, after everything installed.
-        if os.getcwd() not in sys.path:
+        if name in ("collect", "check"):  # their words may name modules in the current folder, as those of train may
             sys.path.append(os.getcwd())
         COMMANDS[name](rest)
         return 0
@@ -204,9 +219,10 @@ def _train(words: list[str]) -> None:
 def _evaluate(words: list[str]) -> None:
     from .report.tables import show
     from .run import EVALUATION, load
+    from .trust import listed
 
     arguments = _parsed(EvaluateArguments, words)
-    run = load(arguments.run)
+    run = load(arguments.run, trust=listed(arguments.trust))
     result = run.evaluate(arguments.data, quiet=False)
     show(run.task.table({result["core"].lower(): result}, arguments.run))
     if arguments.data is None:
@@ -221,6 +237,7 @@ def _train_agent(words: list[str]) -> None:
 
 def _evaluate_agent(words: list[str]) -> None:
     from .agents.run import load_agent
+    from .trust import listed
 
     arguments = _parsed(EvaluateAgentArguments, words)
     paths = [*([arguments.run] if arguments.run else []), *arguments.runs]
@@ -229,7 +246,7 @@ def _evaluate_agent(words: list[str]) -> None:
     variants = {"env": arguments.env} if arguments.env else None
     evaluations = {}
     for path in paths:
-        run = load_agent(path, device=arguments.device)
+        run = load_agent(path, device=arguments.device, trust=listed(arguments.trust))
         evaluations[path] = run.evaluate(episodes=arguments.episodes, variants=variants, quiet=False)
     _show_agents(evaluations, over_seeds=len(paths) > 1)
 
@@ -248,6 +265,7 @@ def _compare(words: list[str]) -> None:
 
     from .report.tables import show
     from .run import EVALUATION, load
+    from .trust import listed
 
     arguments = _parsed(CompareArguments, words)
     evaluations = {}
@@ -266,7 +284,8 @@ def _compare(words: list[str]) -> None:
         return
     if any("agent" in evaluation for evaluation in evaluations.values()):
         raise UserError("agents and other runs stand in no table together; name runs of one kind")
-    tasks = {path: load(path).task for path in evaluations}
+    trust = listed(arguments.trust)
+    tasks = {path: load(path, trust=trust).task for path in evaluations}
     names = {task.name for task in tasks.values()}
     if len(names) > 1:
         raise UserError(f"runs of one task make a table; these are of {sorted(names)}")
@@ -308,14 +327,16 @@ def _report(words: list[str]) -> None:
 
 def _rollout(words: list[str]) -> None:
     from .run import is_agent, load
+    from .trust import listed
 
     arguments = _parsed(RolloutArguments, words)
+    trust = listed(arguments.trust)
     if is_agent(Path(arguments.run)):
         from .agents.run import load_agent
 
-        written = load_agent(arguments.run).draw(episode=arguments.episode)
+        written = load_agent(arguments.run, trust=trust).draw(episode=arguments.episode)
     else:
-        written = load(arguments.run).draw(quiet=False, episode=arguments.episode)
+        written = load(arguments.run, trust=trust).draw(quiet=False, episode=arguments.episode)
     for path in written:
         print(path)
 

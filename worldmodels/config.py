@@ -80,6 +80,7 @@ class TrainConfig:
     """Everything ``train`` can be told; with a ``task`` it trains on that, otherwise a world model.
 
     ``jobs`` runs of a sweep are trained at once, each in a process of its own; None: as many as there are cores for.
+    ``trust`` names modules, separated by commas, that a run folder from elsewhere may name; see ``trust.py``.
     """
 
     experiment: str = "any"
@@ -87,6 +88,7 @@ class TrainConfig:
     seed: int = 0
     run: str = MISSING
     resume: str = MISSING
+    trust: str = ""
     jobs: int | None = None
     env: EnvConfig = field(default_factory=EnvConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -200,7 +202,7 @@ def _read(file: Traversable) -> dict[str, Any]:
 def plain(config: Any) -> dict[str, Any]:
     """A composed config as plain values, without the keys that only say where it runs."""
     values: dict[str, Any] = OmegaConf.to_container(config, resolve=True, enum_to_str=True)  # type: ignore[assignment]
-    return {key: value for key, value in values.items() if key not in ("run", "resume", "jobs", "hydra")}
+    return {key: value for key, value in values.items() if key not in ("run", "resume", "trust", "jobs", "hydra")}
 
 
 def user_error(error: BaseException) -> UserError | None:

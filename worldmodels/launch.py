@@ -19,6 +19,7 @@ from .config import plain, register, user_error
 from .errors import UserError
 from .report.tables import show
 from .run import EVALUATION, Run, load, read_config, train_run
+from .trust import import_from_here, listed, trusting, vet
 
 EXTRAS = {
     f"hydra/launcher/{name}": extra
@@ -76,8 +77,7 @@ def show_folder(run: Any) -> None:
 def _current_folder_importable() -> Iterator[None]:
     """Modules in the present folder can be named, after everything installed."""
     before = list(sys.path)
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    import_from_here()
     try:
         yield
     finally:
@@ -97,6 +97,9 @@ def command(
     load: Callable[[Path], Any],
 ) -> list[Any]:
     """Train what the words describe: overrides, ``-m`` for a sweep, ``resume=<folder>`` to go on with a run.
+
+    Classes and modules that the words name are imported. Those that a folder names, of ``resume=`` or ``encoder.run=``, are
+    only if it was trained by this user on this machine, or with ``trust=<modules>`` (see ``worldmodels.load``).
 
     A sweep is Hydra's: ``hydra/sweeper=`` says which jobs there are and ``hydra/launcher=`` where they run. The same command
     goes on with a sweep that was stopped.
@@ -136,17 +139,21 @@ def command(
     def once(config: DictConfig) -> None:
         try:
             launcher.side_by_side(config.jobs, [1])
-            finish(run(plain(config), Path(HydraConfig.get().runtime.output_dir)))
+            with trusting(listed(config.trust)):
+                finish(run(plain(config), Path(HydraConfig.get().runtime.output_dir)))
         except Exception as error:  # raised below, without Hydra's own line about it
             failures.append(error)
 
     resume = [word for word in words if word.startswith("resume=")]
     if resume:
-        others = [word for word in words if word not in resume]
+        trust = [word for word in words if word.startswith("trust=")]
+        others = [word for word in words if word not in resume + trust]
         if others:
             raise UserError(f"resume= goes on with the run's own config; leave out {others[0]!r}")
-        path = Path(resume[0].partition("=")[2].strip("'"))
-        finish(run(read(path), path, resume=True))
+        path, config = Path(_value(resume[0])), read(Path(_value(resume[0])))
+        with trusting(module for word in trust for module in listed(_value(word))):
+            vet(path, config)
+            finish(run(config, path, resume=True))
         return runs
     prepare(words)
     _worldmodels.register()
@@ -166,7 +173,8 @@ def command(
     if os.environ.get("RANK", "0") != "0":  # torchrun's first process alone has runs
         return []
     ended = [one for one, when in _scored(path).items() if before.get(one) != when]
-    return [load(one) for one in sorted(ended, key=lambda one: (len(one.name), one.name))]
+    with trusting(listed(said.get("trust", ""))):
+        return [load(one) for one in sorted(ended, key=lambda one: (len(one.name), one.name))]
 
 
 def train_job(
@@ -182,7 +190,7 @@ def train_job(
     with suppress(OSError):  # a cluster's processes start elsewhere, and may not have this folder
         os.chdir(about.runtime.cwd)
     try:
-        with _current_folder_importable():
+        with _current_folder_importable(), trusting(listed(config.trust)):
             if (path / "config.yaml").is_file() and _settings(saved := read(path)) == _settings(asked):
                 asked, resume = saved, True
             ended = run(asked, path, resume=resume)
@@ -202,12 +210,17 @@ def _scored(folder: Path) -> dict[Path, int]:
     return {path.parent: path.stat().st_mtime_ns for path in folder.rglob(EVALUATION)}
 
 
+def _value(word: str) -> str:
+    """What a word that was quoted says."""
+    return word.partition("=")[2].strip("'\"")
+
+
 def _quoted(word: str) -> str:
-    """Paths may hold characters that are grammar to Hydra: quote the values of run= and resume=."""
+    """Paths and lists of modules may hold characters that are grammar to Hydra: quote them."""
     key, separator, value = word.partition("=")
     if (
         separator
-        and key in ("run", "resume", "data.dir", "data.train.path", "data.test.path", "encoder.run")
+        and key in ("run", "resume", "trust", "data.dir", "data.train.path", "data.test.path", "encoder.run")
         and value[:1] not in "'\""
     ):
         return f"{key}='{value}'"

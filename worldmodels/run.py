@@ -1,15 +1,18 @@
 """A run: what ``train`` makes and ``load`` opens again, a folder."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
-from yaml import YAMLError
 
 from . import checkpoints
 from .config import TrainConfig, plain
@@ -19,9 +22,11 @@ from .logging import read_metrics
 from .plugins import build, constructor, core_builder
 from .tasks import TASKS, Task
 from .training import TrainerSettings, check_settings, fit, make_fabric
+from .trust import remember, trusting, vet
 
 CONFIG = "config.yaml"
 EVALUATION = "evaluation.json"
+_LARGEST_CONFIG, _DEEPEST_CONFIG = 1 << 17, 100  # bytes, brackets or columns; YAML is slow in what is longer or deeper
 _MOVED = {  # where tasks lay before, in the configs of old runs
     "worldmodels.tasks.Adding": "adding",
     "worldmodels.tasks.CoordinateArithmetic": "arithmetic",
@@ -62,14 +67,60 @@ def _refuse_what_is_not_read(path: str, sections: tuple[str, ...], config: Mappi
         )
 
 
-def claim(path: Path, config: str) -> None:
-    """Make a run's folder ours by creating its config, which succeeds for one process only."""
+@contextlib.contextmanager
+def training_in(path: Path) -> Iterator[None]:
+    """Keep other processes from training in a run's folder meanwhile.
+
+    Raises:
+        UserError: one is.
+    """
     path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path / ".lock")
     try:
-        with (path / CONFIG).open("x", encoding="utf-8") as file:
-            file.write(config)
-    except FileExistsError as error:
-        raise UserError(f"{path} was taken by another run this moment; choose another folder with run=") from error
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UserError(f"another process is training in {path}; wait for it, or choose another folder") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def claim(path: Path, config: Mapping[str, Any]) -> None:
+    """Make a folder in which nobody else trains ours, by writing its config, whole or not at all.
+
+    Raises:
+        UserError: it holds a run.
+    """
+    if (path / CONFIG).exists():
+        raise UserError(f"{path} was taken by another run this moment; choose another folder with run=")
+    checkpoints.write_aside(path / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(config))).encode())
+    remember(path, config)
+
+
+def figures_in(path: Path) -> Path:
+    """The folder for a run's pictures.
+
+    Raises:
+        UserError: it leads elsewhere.
+    """
+    folder = path / "figures"
+    _refuse_links(folder)
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse to write where a link in a run's folder, which may be from anyone, leads.
+
+    Raises:
+        UserError: naming the link.
+    """
+    for one in (folder, *(folder.iterdir() if folder.is_dir() else ())):
+        if one.is_symlink():
+            raise UserError(
+                f"{one} is a link to {one.resolve()}; remove it, so that nothing is written outside of the run"
+            )
 
 
 class Run:
@@ -115,10 +166,9 @@ class Run:
 
     def draw(self, *, quiet: bool = True, episode: int = 0) -> list[Path]:
         """Write the run's pictures, one of them of a test episode or example, into ``figures/`` and return their paths."""
-        folder = self.path / "figures"
-        folder.mkdir(exist_ok=True)
         if episode < 0:
             raise UserError(f"episode={episode}; episodes and examples are numbered from 0")
+        folder = figures_in(self.path)
         saved = self.path / EVALUATION
         result = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else self.evaluate(quiet=quiet)
         return self.task.draw(self.model.eval(), result, read_metrics(self.path), folder, episode)
@@ -171,8 +221,6 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
     torch.manual_seed(config["seed"])
     model = task.model(core_builder(config["core"]), about)
     draw = task.batches(settings.batch_size // fabric.world_size, fabric.device)
-    if not resume and fabric.is_global_zero:
-        claim(path, OmegaConf.to_yaml(OmegaConf.create({**config, "model": about})))
 
     def losses(wrapped: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
         return task.losses(wrapped, draw(generator), generator)
@@ -181,19 +229,22 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
         scores = task.evaluate(model.eval(), settings.evaluate_episodes)["scores"]
         return {f"{task.tags[1]}/{name}": value for name, value in scores.items()}
 
-    fit(
-        model,
-        losses,
-        settings,
-        path,
-        fabric=fabric,
-        seed=config["seed"],
-        tag=task.tags[0],
-        unit=task.unit,
-        evaluate=score,
-        resume=resume,
-        quiet=quiet,
-    )
+    with training_in(path) if fabric.is_global_zero else contextlib.nullcontext():
+        if not resume and fabric.is_global_zero:
+            claim(path, {**config, "model": about})
+        fit(
+            model,
+            losses,
+            settings,
+            path,
+            fabric=fabric,
+            seed=config["seed"],
+            tag=task.tags[0],
+            unit=task.unit,
+            evaluate=score,
+            resume=resume,
+            quiet=quiet,
+        )
     return Run(path, config, task, model.eval()) if fabric.is_global_zero else None
 
 
@@ -208,21 +259,31 @@ def collect_data(config: Mapping[str, Any]) -> None:
     build_task(config).collect(quiet=not config["logger"]["progress"])
 
 
-def load(path: str | Path, *, device: str = "cpu") -> Run:
+def load(path: str | Path, *, device: str = "cpu", trust: Iterable[str] = ()) -> Run:
     """Open a run folder: its config, and the model at its newest checkpoint, on a device.
 
+    Nothing that the folder names is imported or called beyond our tables, installed plug-ins, and what ``trust`` names; runs
+    that were trained by you on this machine open as they are. Data that have to be recorded again go into the folder.
+
+    Args:
+        path: the folder.
+        device: where the model is wanted.
+        trust: modules whose classes and environments the run may name, like ``["my.module"]``.
+
     Raises:
-        UserError: no run there, or a damaged or foreign one.
+        UserError: no run there, a damaged or foreign one, or one that names code which is not trusted.
     """
     path = Path(path)
-    config = read_config(path)
-    try:
-        task = build_task(config)
-        model = task.model(core_builder(config["core"]), config["model"])
-    except UserError:
-        raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{path / CONFIG} is not the config of a run of ours (it lacks {error})") from error
+    with trusting(trust):
+        config = read_config(path)
+        vet(path, config)
+        try:
+            task = build_task(_kept_inside(path, config))
+            model = task.model(core_builder(config["core"]), config["model"])
+        except UserError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise UserError(f"{path / CONFIG} is not the config of a run of ours (it lacks {error})") from error
     newest = checkpoints.latest(path)
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
@@ -244,8 +305,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def is_agent(path: Path) -> bool:
     """Whether a folder holds an agent's run."""
     try:
-        return (path / CONFIG).is_file() and "ppo" in OmegaConf.load(path / CONFIG)
-    except (OmegaConfBaseException, YAMLError, OSError):
+        return "ppo" in _read_yaml(path / CONFIG)
+    except UserError:
         return False
 
 
@@ -255,10 +316,8 @@ def read_saved(path: Path, schema: type) -> dict[str, Any]:
     Raises:
         UserError: no run there, a run of another kind, or not a config.
     """
-    if not (path / CONFIG).is_file():
-        raise UserError(f"no run at {path}: it has no {CONFIG}; give the folder that 'worldmodels train' printed")
+    saved = _read_yaml(path / CONFIG)
     try:
-        saved: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(path / CONFIG))  # type: ignore[assignment]
         about = saved.pop("model")
         if ("ppo" in saved) != hasattr(schema(), "ppo"):
             kind, command = ("an agent", "-agent") if "ppo" in saved else ("no agent", "")
@@ -266,7 +325,60 @@ def read_saved(path: Path, schema: type) -> dict[str, Any]:
         return {**plain(OmegaConf.merge(OmegaConf.structured(schema), saved)), "model": about}
     except UserError:
         raise
-    except (OmegaConfBaseException, YAMLError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _not_ours(path / CONFIG, (str(error) or repr(error)).splitlines()[0]) from error
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    """A saved config as it stands: plain values, nothing that would be looked up or grow when it is read.
+
+    Raises:
+        UserError: no such file, or another kind.
+    """
+    if not file.is_file():
         raise UserError(
-            f"{path / CONFIG} is not the config of a run of ours ({(str(error) or repr(error)).splitlines()[0]})"
-        ) from error
+            f"no run at {file.parent}: it has no {CONFIG}; give the folder that 'worldmodels train' printed"
+        )
+    if file.stat().st_size > _LARGEST_CONFIG:
+        raise _not_ours(file, f"it has {file.stat().st_size:,} bytes")
+    try:
+        text = file.read_text(encoding="utf-8")
+        if "${" in text:
+            raise _not_ours(file, "it has ${...}, which would be looked up on this machine")
+        if _depth(text) > _DEEPEST_CONFIG:
+            raise _not_ours(file, "it is nested too deep")
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise _not_ours(file, "it has aliases")
+        saved = OmegaConf.to_container(OmegaConf.load(file))
+    except UserError:
+        raise
+    except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, TypeError, RecursionError) as error:
+        raise _not_ours(file, (str(error) or repr(error)).splitlines()[0]) from error
+    if not isinstance(saved, dict):
+        raise _not_ours(file, f"it holds a {type(saved).__name__}")
+    return {str(key): value for key, value in saved.items()}
+
+
+def _depth(text: str) -> int:
+    """How deep YAML can be nested at most: brackets that are open at once, or columns before the first word of a line."""
+    brackets = {"[": 1, "{": 1, "]": -1, "}": -1}
+    opened = max(accumulate(brackets[letter] for letter in text if letter in brackets), default=0)
+    return max(opened, *(len(line) - len(line.lstrip(" -?")) for line in text.splitlines() or [""]))
+
+
+def _not_ours(file: Path, why: str) -> UserError:
+    return UserError(f"{file} is not the config of a run of ours ({why})")
+
+
+def _kept_inside(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a run that is opened to be read: missing data are recorded in its folder, not where it says.
+
+    Raises:
+        UserError: that would lead elsewhere.
+    """
+    _refuse_links(path / "data")
+    data, task = config["data"], config["task"]
+    inside = {"data": data | {"dir": [path / "data", data["dir"]]}}
+    if "data_dir" in task:
+        inside["task"] = task | {"data_dir": [path / "data", task["data_dir"]]}
+    return config | inside

@@ -9,7 +9,7 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -285,14 +285,17 @@ def collect(
     return Episodes.load(path, verify=False)
 
 
-def collected(folder: str | Path, label: str, settings: Mapping[str, Any], **more: Any) -> Episodes:
+def collected(
+    folder: str | Path | Sequence[str | Path], label: str, settings: Mapping[str, Any], **more: Any
+) -> Episodes:
     """The episodes that ``collect`` makes with these settings: opened if they lie in a folder already, else collected.
 
     Of several processes that ask for the same at once, one collects and the others wait for it; should it fail, the next
     one collects.
 
     Args:
-        folder: where data are kept; what a data set is called there depends on the settings.
+        folder: where data are kept; what a data set is called there depends on the settings. Of several all are looked in,
+            and what is collected goes into the first.
         label: part of that name, for people.
         settings: keyword arguments of ``collect`` that say what is recorded; JSON, but for a policy.
         more: those that do not, like ``progress``.
@@ -304,7 +307,9 @@ def collected(folder: str | Path, label: str, settings: Mapping[str, Any], **mor
     said = {**settings, "policy": f"{policy.__module__}:{policy.__qualname__}"} if policy else settings
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:10]
     name = re.sub(r"[^A-Za-z0-9]+", "-", settings["env_id"]).strip("-")
-    path = Path(folder) / f"{name}-{label}-{digest}"
+    folders = [folder] if isinstance(folder, (str, Path)) else folder
+    places = [Path(one) / f"{name}-{label}-{digest}" for one in folders]
+    path = next((place for place in places if place.exists()), places[0])
     if path.exists():
         return Episodes.load(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -145,16 +146,14 @@ class Episodes:
         """
         path = Path(path)
         manifest = _read_manifest(path)
-        arrays: dict[str, Array] = {}
         try:
-            sizes = {name: _size(entry) for name, entry in manifest["arrays"].items()}
-            mapped = fitting(sizes, budget(torch.device("cpu")) if memory is None else memory)
-            for name, entry in manifest["arrays"].items():
-                arrays[name] = _open_array(path / entry["file"], entry, verify, name in mapped)
-            lengths = torch.tensor(manifest["lengths"], dtype=torch.int64)
-            return cls(arrays, lengths, manifest["about"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path / MANIFEST} lacks {error}; collect the data again") from error
+            entries = _checked(manifest)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{path / MANIFEST}: {_said(error)}; collect the data again") from error
+        sizes = {name: entry.bytes for name, entry in entries.items()}
+        mapped = fitting(sizes, budget(torch.device("cpu")) if memory is None else memory)
+        arrays = {name: _open_array(path, entry, verify, name in mapped) for name, entry in entries.items()}
+        return cls(arrays, torch.tensor(manifest["lengths"], dtype=torch.int64), manifest["about"])
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -164,7 +163,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} holds no {MANIFEST}; expected a folder written by 'worldmodels collect'")
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path / MANIFEST} is not JSON ({error}); collect the data again") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{path / MANIFEST} is not a manifest of {FORMAT}; was this folder written by another program?")
@@ -173,28 +172,76 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _size(entry: dict[str, Any]) -> int:
-    return int(np.prod(entry["shape"], dtype=np.int64)) * np.dtype(entry["dtype"]).itemsize
+class _Entry(NamedTuple):
+    """An array as a manifest describes it."""
+
+    file: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    bytes: int
+    sha256: str
 
 
-def _open_array(file: Path, entry: dict[str, Any], verify: bool, mapped: bool) -> Array:
-    dtype, shape, expected = np.dtype(entry["dtype"]), tuple(entry["shape"]), _size(entry)
+def _checked(manifest: Mapping[str, Any]) -> dict[str, _Entry]:
+    """The arrays of a manifest from anyone: plain files beside it, of plain numbers, with as many rows as episodes need.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it is none of ours.
+    """
+    lengths = manifest["lengths"]
+    if not isinstance(lengths, list) or not all(type(length) is int and length >= 0 for length in lengths):
+        raise ValueError("lengths are no list of whole numbers")
+    if not isinstance(manifest["about"], dict):
+        raise TypeError("about is no mapping")
+    entries = {}
+    for name, entry in manifest["arrays"].items():
+        file, dtype, shape = entry["file"], np.dtype(str(entry["dtype"])), entry["shape"]
+        if not isinstance(file, str) or Path(file).name != file or file in ("", "..", MANIFEST):
+            raise ValueError(f"array {name!r} lies in {file!r}, which is no name of a file in this folder")
+        if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
+            raise ValueError(f"array {name!r} is of {dtype.str!r}, which is no plain number of this machine")
+        if not isinstance(shape, list) or not shape or not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"array {name!r} has the shape {shape!r}")
+        if shape[0] != sum(lengths) + len(lengths):
+            raise ValueError(
+                f"array {name!r} has {shape[0]} rows; {len(lengths)} episodes have {sum(lengths) + len(lengths)}"
+            )
+        entries[name] = _Entry(file, dtype, tuple(shape), math.prod(shape) * dtype.itemsize, str(entry["sha256"]))
+    if "observations" not in entries:
+        raise ValueError("it lacks observations")
+    return entries
+
+
+def _said(error: Exception) -> str:
+    return (
+        f"it lacks {error}"
+        if isinstance(error, KeyError)
+        else str(error).splitlines()[0]
+        if str(error)
+        else repr(error)
+    )
+
+
+def _open_array(folder: Path, entry: _Entry, verify: bool, mapped: bool) -> Array:
+    file = folder / entry.file
+    if file.resolve().parent != folder.resolve():
+        raise UserError(f"{file} is a link to {file.resolve()}, outside of its folder; copy the file in its place")
     size = file.stat().st_size if file.is_file() else -1
-    if size != expected:
+    if size != entry.bytes:
         found = "is missing" if size < 0 else f"has {size} bytes"
-        raise UserError(f"{file} {found}; its manifest says {expected}: the data are truncated, collect them again")
-    known = (str(file.resolve()), file.stat().st_mtime_ns, entry["sha256"])
+        raise UserError(f"{file} {found}; its manifest says {entry.bytes}: the data are truncated, collect them again")
+    known = (str(file.resolve()), file.stat().st_mtime_ns, entry.sha256)
     if verify and known not in VERIFIED:
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        if digest != entry["sha256"]:
+        if digest != entry.sha256:
             raise UserError(f"{file} does not match its checksum: the data were edited or damaged, collect them again")
         VERIFIED.add(known)
-    if expected == 0:
-        return torch.from_numpy(np.zeros(shape, dtype))
+    if entry.bytes == 0:
+        return torch.from_numpy(np.zeros(entry.shape, entry.dtype))
     if not mapped:
-        return OnDisk(file.resolve(), dtype, shape)
-    return torch.from_numpy(np.memmap(file, dtype=dtype, mode="c", shape=shape))
+        return OnDisk(file.resolve(), entry.dtype, entry.shape)
+    return torch.from_numpy(np.memmap(file, dtype=entry.dtype, mode="c", shape=entry.shape))
 
 
 class EpisodesWriter:

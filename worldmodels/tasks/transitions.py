@@ -34,7 +34,7 @@ class Transitions:
     Args:
         env: "id" of the environment, its "kwargs", and "resize", the (height, width) pictures are brought to, or None.
         data: "train" and "test" episodes, each a "path" or how many "episodes" of how many "steps" from which "seed"; "dir"
-            where collected ones are kept, and how they are collected, see ``collect``.
+            where collected ones are kept (or several folders, see ``collected``), and how they are, see ``collect``.
         encoder: what makes slots, with ``num_slots`` and ``slot_size``.
         objective: keyword arguments of ``losses.contrastive``.
         memory: "none" or "carry", see ``WorldModel``.

@@ -66,7 +66,7 @@ class PartialViews:
         steps: of an episode.
         train_seed: of the training episodes.
         test_seed: of the test episodes.
-        data_dir: where recorded episodes are kept.
+        data_dir: where recorded episodes are kept; or several folders, see ``collected``.
         window: steps a training sequence reads.
         objective: "views" or "contrastive".
         oracle: the model sees what it is asked (the paper's time-travelling oracle, with a core without memory).
@@ -105,7 +105,7 @@ class PartialViews:
         steps: int = 100,
         train_seed: int = 1,
         test_seed: int = 3,
-        data_dir: str = "data",
+        data_dir: str | Path | Sequence[str | Path] = "data",
         window: int = 20,
         objective: str = "views",
         oracle: bool = False,

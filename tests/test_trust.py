@@ -1,0 +1,305 @@
+"""Run folders and data sets from anyone: nothing they name is executed, looked up or written to."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import worldmodels
+from worldmodels.agents.run import load_agent
+from worldmodels.cli import main
+from worldmodels.data.collect import collect
+from worldmodels.data.episodes import Episodes
+from worldmodels.trust import named_elsewhere
+
+SMOKE = ["experiment=block_physics", "size=smoke", "logger.figures=false", "logger.progress=false", "trainer.threads=1"]
+MODULE = """
+from pathlib import Path
+from subprocess import Popen
+import gymnasium as gym
+from worldmodels.cores.mlp import MLP
+from worldmodels.envs import block_physics
+Path("imported").touch()
+
+class Core(MLP):
+    '''A core of the user's own.'''
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of ours, and one with a core of the user's own module."""
+    folder = tmp_path_factory.mktemp("trained")
+    before = Path.cwd()
+    os.chdir(folder)
+    (folder / "stranger_cores.py").write_text(MODULE)
+    try:
+        assert main(["train", *SMOKE, "core=gnn", "run=runs/plain"]) == 0
+        assert main(["train", *SMOKE, "core=custom", "core._target_=stranger_cores.Core", "run=runs/own"]) == 0
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def folder(trained, tmp_path, monkeypatch):
+    """A copy of both, as if received from someone, in a fresh process as far as the module goes."""
+    shutil.copytree(trained, tmp_path / "here")
+    (tmp_path / "here" / "imported").unlink()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delitem(sys.modules, "stranger_cores")
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(trained)])
+    return tmp_path / "here"
+
+
+def edited(path, **changes):
+    """Change a run's config: dotted keys with __ for the dots."""
+    file = path / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    for key, value in changes.items():
+        *parents, last = key.split("__")
+        inside = config
+        for parent in parents:
+            inside = inside[parent]
+        inside[last] = value
+    file.write_text(yaml.safe_dump(config))
+    return path
+
+
+def refused(capsys, *words):
+    code = main(list(words))
+    err = capsys.readouterr().err
+    assert code == 2 and err.count("\n") == 1 and "Traceback" not in err, err
+    return err
+
+
+def test_what_is_ours_is_not_named_elsewhere(folder):
+    assert not named_elsewhere(worldmodels.run.read_config(folder / "runs/plain"))
+    assert named_elsewhere(
+        {"core": {"_target_": "my.Core"}, "trainer": {"device": "cuda:0"}, "data": {"dir": "/a/b"}}
+    ) == [("core._target_", "my.Core")]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"core___target_": "stranger_cores.Core"},
+        {"encoder___target_": "stranger_cores.Core"},
+        {"task": {"_target_": "stranger_cores.Core"}},
+        {"env__id": "stranger_cores:Any-v0"},
+        {"env__id": "stranger_cores:1-v0"},
+        {"env__kwargs": {"env_id": "stranger_cores:Any-v0"}},
+        {"env__kwargs": {"deep": [{"_target_": "stranger_cores.Core"}]}},
+        {"task": {"_target_": "worldmodels.tasks.views.PartialViews", "policy": "stranger_cores:Core"}},
+        {"env__kwargs": {"anything": "stranger_cores:Core"}},
+    ],
+)
+@pytest.mark.parametrize("command", ["evaluate", "rollout", "train"])
+def test_nothing_a_run_names_is_imported(folder, changes, command, capsys):
+    edited(folder / "runs/plain", **changes)
+    words = ["resume=runs/plain"] if command == "train" else ["run=runs/plain"]
+    assert "add trust=stranger_cores" in refused(capsys, command, *words)
+    assert not (folder / "imported").exists() and "stranger_cores" not in sys.modules
+
+
+def test_a_class_of_python_is_not_called(folder, capsys):
+    edited(
+        folder / "runs/plain",
+        encoder={"_target_": "subprocess.Popen", "num_slots": 5, "slot_size": 4, "args": "touch x"},
+    )
+    assert "encoder._target_=subprocess.Popen" in refused(capsys, "evaluate", "run=runs/plain")
+
+
+def test_own_runs_open_and_copies_ask(trained, folder, capsys, monkeypatch):
+    assert "add trust=stranger_cores" in refused(capsys, "evaluate", "run=runs/own")
+    assert not (folder / "imported").exists()
+    with worldmodels.trust.trusting(["other"]), pytest.raises(worldmodels.UserError, match="trust=stranger_cores"):
+        worldmodels.load("runs/own")
+    assert main(["evaluate", "run=runs/own", "trust=other,stranger_cores"]) == 0
+    assert (folder / "imported").exists()
+    assert type(worldmodels.load("runs/own", trust=["stranger_cores"]).model.core).__name__ == "Core"
+    monkeypatch.chdir(trained)
+    assert main(["evaluate", "run=runs/own"]) == 0  # trained here by this user
+    assert main(["train", "resume=runs/own"]) == 0
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "another user's"))
+    assert "add trust=stranger_cores" in refused(capsys, "train", "resume=runs/own")
+    assert main(["train", "resume=runs/own", "trust=stranger_cores"]) == 0
+
+
+def test_own_runs_are_known_by_what_they_name(trained, folder, monkeypatch, capsys):
+    """A folder that changed what it names since it was trained is no longer the user's."""
+    monkeypatch.chdir(trained)
+    before = (trained / "runs/own/config.yaml").read_text()
+    try:
+        edited(trained / "runs/own", encoder___target_="subprocess.Popen")
+        assert "trust=" in refused(capsys, "evaluate", "run=runs/own")
+    finally:
+        (trained / "runs/own/config.yaml").write_text(before)
+
+
+def test_trust_in_a_module_is_none_in_what_it_imports(folder, capsys):
+    edited(folder / "runs/own", core___target_="stranger_cores.Popen")
+    assert "only imports" in refused(capsys, "evaluate", "run=runs/own", "trust=stranger_cores")
+    edited(folder / "runs/own", core___target_="stranger_cores.gym.Env")
+    assert "add trust=stranger_cores.gym" in refused(capsys, "evaluate", "run=runs/own", "trust=stranger_cores")
+
+
+def test_an_agent_is_vetted_too(folder, capsys, tmp_path):
+    words = ["experiment=gotoobjmaze", "size=smoke", "core=gru", "logger.progress=false", "logger.figures=false"]
+    assert main(["train-agent", *words, "run=runs/agent"]) == 0
+    assert load_agent("runs/agent").model.num_timesteps > 0
+    for changes in (
+        {"core___target_": "stranger_cores.Core"},
+        {"env__id": "stranger_cores:Any-v0"},
+        {"encoder__name": "slots", "encoder__options": {"encoder": "stranger_cores.Core"}},
+        {"evaluation__variants": {"a": {"env_id": "stranger_cores:Any-v0"}}},
+    ):
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        path = edited(shutil.copytree(folder / "runs/agent", tmp_path / "copy"), **changes)
+        for command in ("evaluate-agent", "rollout"):
+            assert "add trust=stranger_cores" in refused(capsys, command, f"run={path}")
+        assert "add trust=stranger_cores" in refused(capsys, "train-agent", f"resume={path}")
+    assert not (folder / "imported").exists()
+
+
+def test_an_encoder_of_a_run_is_vetted(folder, capsys):
+    edited(folder / "runs/plain", encoder___target_="stranger_cores.Core")
+    words = ["experiment=block_physics", "size=smoke", "core=gru", "core.num_slots=1", "encoder.run=runs/plain"]
+    assert "add trust=stranger_cores" in refused(capsys, "train-agent", *words, "run=runs/agent2")
+    assert not (folder / "imported").exists() and not (folder / "runs/agent2/config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seed: ${oc.env:HOME}\nmodel: {}\n", "looked up on this machine"),
+        ("a: &a [1, 2]\nb: *a\nmodel: {}\n", "aliases"),
+        ("[" * 100_000, "nested too deep"),
+        ("- " * 50_000 + "1", "nested too deep"),
+        ("? " * 50_000 + "1", "nested too deep"),
+        ("- 1\n- 2\n", "holds a list"),
+        ("a: !!python/object/apply:os.system [true]\n", "not the config of a run"),
+        ("#" * (1 << 21), "bytes"),
+        ("", "not the config of a run"),
+    ],
+)
+def test_configs_that_are_more_than_plain_values_are_refused(folder, text, said, capsys):
+    (folder / "runs/plain/config.yaml").write_text(text)
+    for command in ("evaluate", "rollout"):
+        assert said in refused(capsys, command, "run=runs/plain")
+    assert main(["report", "runs/plain"]) == 2
+
+
+def test_commands_that_read_write_inside_the_run(folder, tmp_path, capsys):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run = folder / "runs/plain"
+    edited(run, data__dir=str(elsewhere))
+    before = {path for path in folder.rglob("*") if run not in path.parents}
+    assert main(["evaluate", "run=runs/plain"]) == 0 and main(["rollout", "run=runs/plain"]) == 0
+    assert not list(elsewhere.iterdir()) and list((run / "data").iterdir())
+    assert {path for path in folder.rglob("*") if run not in path.parents} == before
+
+
+@pytest.mark.parametrize("name", ["figures", "figures/rollout.png", "data"])
+def test_links_in_a_run_lead_nowhere(folder, tmp_path, name, capsys):
+    run, target = folder / "runs/plain", tmp_path / "target"
+    target.mkdir() if "." not in name else target.write_text("mine")
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).symlink_to(target)
+    assert "is a link to" in refused(capsys, "rollout", "run=runs/plain")
+    assert target.read_text() == "mine" if target.is_file() else not list(target.iterdir())
+
+
+def test_evaluations_replace_a_link(folder, tmp_path):
+    target = tmp_path / "mine"
+    target.write_text("mine")
+    file = folder / "runs/plain/evaluation.json"
+    file.unlink()
+    file.symlink_to(target)
+    assert main(["evaluate", "run=runs/plain"]) == 0
+    assert target.read_text() == "mine" and not file.is_symlink()
+
+
+# Data sets.
+
+
+@pytest.fixture
+def data(tmp_path):
+    collect("CartPole-v1", tmp_path / "data", episodes=3, steps=5)
+    return tmp_path / "data"
+
+
+def manifest(path, change):
+    file = path / "manifest.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["../secret.bin", "/etc/hostname", "..", "", "sub/x.bin", "manifest.json", 5])
+def test_manifests_name_files_beside_them(data, name):
+    (data.parent / "secret.bin").write_bytes((data / "actions.bin").read_bytes())
+    manifest(data, lambda content: content["arrays"]["actions"].update(file=name))
+    with pytest.raises(worldmodels.UserError, match="no name of a file in this folder"):
+        Episodes.load(data)
+
+
+def test_arrays_are_no_links_out_of_their_folder(data):
+    secret = data.parent / "secret.bin"
+    (data / "actions.bin").rename(secret)
+    (data / "actions.bin").symlink_to(secret)
+    with pytest.raises(worldmodels.UserError, match="is a link to"):
+        Episodes.load(data)
+
+
+@pytest.mark.parametrize("dtype", ["|O", ">f4", "<c8", "<M8[s]", "S4", "<f16", "no type", [["a", "<f4"]], None])
+def test_arrays_are_plain_numbers(data, dtype):
+    manifest(data, lambda content: content["arrays"]["actions"].update(dtype=dtype))
+    with pytest.raises(worldmodels.UserError, match=r"manifest\.json: .*collect the data again"):
+        Episodes.load(data, verify=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lengths": [1 << 60] * 3},
+        {"lengths": [-1, 6, 10]},
+        {"lengths": [5.0, 5, 5]},
+        {"lengths": "555"},
+        {"lengths": []},
+        {"about": [1]},
+        {"arrays": [1]},
+        {"arrays": {"observations": 1}},
+        {"arrays": {}},
+    ],
+)
+def test_sizes_are_checked_before_memory_is_taken(data, change):
+    manifest(data, lambda content: content.update(change))
+    with pytest.raises(worldmodels.UserError, match=r"manifest\.json: .*collect the data again"):
+        Episodes.load(data)
+
+
+@pytest.mark.parametrize("shape", [[1 << 40, 4], [18, 1 << 40], [-18, -4], [18.0, 4], [True], [], "18"])
+def test_shapes_are_checked_before_memory_is_taken(data, shape):
+    manifest(data, lambda content: content["arrays"]["observations"].update(shape=shape))
+    with pytest.raises(worldmodels.UserError, match=r"manifest\.json: |the data are truncated"):
+        Episodes.load(data, verify=False)
+
+
+def test_a_manifest_nested_without_end_is_refused(data):
+    (data / "manifest.json").write_text("[" * 200_000)
+    with pytest.raises(worldmodels.UserError, match="not JSON"):
+        Episodes.load(data)
+
+
+def test_plain_data_still_open(data):
+    episodes = Episodes.load(data)
+    assert len(episodes) == 3 and episodes.arrays["observations"].dtype == torch.float32
+    assert np.isfinite(episodes.arrays["observations"][:].numpy()).all()
