@@ -515,7 +515,7 @@ def load_agent(path: str | Path, *, device: str = "cpu", trust: Iterable[str] = 
     """
     path = Path(path)
     config = read_saved(path, AgentConfig)
-    newest = checkpoints.latest(path)
+    newest = checkpoints.newest(path)
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
     device = _device(device)

@@ -272,7 +272,7 @@ def test_damaged_run_folders(at_home, capsys, tmp_path):
     run = tmp_path / "a"
     weights = checkpoints.latest(run) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:50])
-    assert "cannot be read" in refused(capsys, "evaluate", f"run={run}")
+    assert "does not match its checksum" in refused(capsys, "evaluate", f"run={run}")
     (run / "config.yaml").write_text("a: [")
     assert "not the config of a run" in refused(capsys, "evaluate", f"run={run}")
     text = (at_home / "runs/a/config.yaml").read_text()

@@ -148,7 +148,7 @@ def test_an_interrupted_save_leaves_the_checkpoint_before(block_episodes, tmp_pa
         torch.equal(a, b) for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
     )
     left = sorted(path.name for path in (tmp_path / "b" / "checkpoints").iterdir())
-    assert left == ["step_000000000008", "step_000000000010"]
+    assert left == ["newest", "step_000000000008", "step_000000000010"]
 
 
 def test_a_loss_that_is_not_finite_names_its_step(block_episodes, tmp_path):
@@ -172,13 +172,13 @@ def test_damaged_and_foreign_checkpoints(block_episodes, tmp_path):
     run_training(block_episodes, tmp_path, steps=4)
     last = checkpoints.latest(tmp_path)
     (last / "trainer_0.pt").write_bytes(b"garbage")
-    with pytest.raises(UserError, match="damaged or not ours"):
+    with pytest.raises(UserError, match="does not match its checksum"):
         run_training(block_episodes, tmp_path, steps=8, resume=True)
     with pytest.raises(UserError, match="another model"):
         checkpoints.load_weights(last, small_model(block_episodes, hidden_size=8))
     weights = last / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="does not match its checksum"):
         checkpoints.load_weights(last, small_model(block_episodes, hidden_size=16))
     (last / "meta.json").write_text('{"format": "other"}')
     with pytest.raises(UserError, match="another program"):
@@ -193,7 +193,10 @@ def test_no_pickle_is_executed_on_resume(block_episodes, tmp_path):
             return (Path.touch, (tmp_path / "exploded",))
 
     run_training(block_episodes, tmp_path / "run", steps=4)
-    (checkpoints.latest(tmp_path / "run") / "trainer_0.pt").write_bytes(pickle.dumps(Bomb()))
+    last = checkpoints.latest(tmp_path / "run")
+    (last / "trainer_0.pt").write_bytes(pickle.dumps(Bomb()))
+    meta = {"format": checkpoints.FORMAT, "version": 1, "step": 4, "processes": 1}  # whose checksums are not asked for
+    (last / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(UserError, match="damaged or not ours"):
         run_training(block_episodes, tmp_path / "run", steps=8, resume=True)
     assert not (tmp_path / "exploded").exists()

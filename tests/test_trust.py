@@ -1,4 +1,4 @@
-"""Run folders and data sets from anyone: nothing they name is executed, looked up or written to."""
+"""Run folders and data sets from anyone: nothing they name is executed, looked up or written to, and no damage is silent."""
 
 import json
 import os
@@ -12,10 +12,11 @@ import torch
 import yaml
 
 import worldmodels
+from worldmodels import checkpoints
 from worldmodels.agents.run import load_agent
 from worldmodels.cli import main
 from worldmodels.data.collect import collect
-from worldmodels.data.episodes import Episodes
+from worldmodels.data.episodes import Episodes, _own_checksum
 from worldmodels.trust import named_elsewhere
 
 SMOKE = ["experiment=block_physics", "size=smoke", "logger.figures=false", "logger.progress=false", "trainer.threads=1"]
@@ -237,10 +238,11 @@ def data(tmp_path):
 
 
 def manifest(path, change):
+    """Change a manifest as someone would who knows how: with a checksum that fits."""
     file = path / "manifest.json"
     content = json.loads(file.read_text())
     change(content)
-    file.write_text(json.dumps(content))
+    file.write_text(json.dumps(content | {"checksum": _own_checksum(content)}))
 
 
 @pytest.mark.parametrize("name", ["../secret.bin", "/etc/hostname", "..", "", "sub/x.bin", "manifest.json", 5])
@@ -303,3 +305,87 @@ def test_plain_data_still_open(data):
     episodes = Episodes.load(data)
     assert len(episodes) == 3 and episodes.arrays["observations"].dtype == torch.float32
     assert np.isfinite(episodes.arrays["observations"][:].numpy()).all()
+
+
+def flipped(file, random):
+    """Flip one bit of a file."""
+    data = bytearray(file.read_bytes())
+    data[int(torch.randint(len(data), (), generator=random))] ^= 1 << int(torch.randint(8, (), generator=random))
+    file.write_bytes(data)
+
+
+def test_no_flipped_bit_of_a_data_set_is_silent(data, tmp_path):
+    random = torch.Generator().manual_seed(0)
+    for name in sorted(path.name for path in data.iterdir()):
+        for trial in range(10):
+            copy = shutil.copytree(data, tmp_path / f"{name}-{trial}")
+            flipped(copy / name, random)
+            with pytest.raises(worldmodels.UserError, match=r"checksum|manifest\.json"):
+                Episodes.load(copy)
+
+
+# Runs.
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "meta.json", "trainer_0.pt"])
+def test_no_flipped_bit_of_a_checkpoint_is_silent(folder, name, capsys):
+    file = checkpoints.latest(folder / "runs/plain") / name
+    random, whole = torch.Generator().manual_seed(0), file.read_bytes()
+    for _ in range(10):
+        file.write_bytes(whole)
+        flipped(file, random)
+        said = refused(capsys, "train", "resume=runs/plain")
+        assert "checksum" in said or "not a checkpoint" in said or "another program" in said
+        if name != "trainer_0.pt":
+            refused(capsys, "evaluate", "run=runs/plain")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "meta.json", "trainer_0.pt"])
+def test_files_of_another_checkpoint_are_refused(folder, name, capsys):
+    older, last = sorted((folder / "runs/plain/checkpoints").glob("step_*"))
+    shutil.copy(older / name, last / name)
+    assert "does not match its checksum" in refused(capsys, "train", "resume=runs/plain")
+
+
+def test_a_missing_newest_checkpoint_is_told(folder, capsys):
+    older, last = sorted((folder / "runs/plain/checkpoints").glob("step_*"))
+    shutil.rmtree(last)
+    assert main(["evaluate", "run=runs/plain"]) == 0
+    assert f"{last.name} is missing; this is {older.name}" in capsys.readouterr().err
+    assert main(["train", "resume=runs/plain"]) == 0 and last.is_dir()
+    capsys.readouterr()
+    assert main(["evaluate", "run=runs/plain"]) == 0 and "missing" not in capsys.readouterr().err
+    for checkpoint in (older, last):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    assert "is missing, and so are all before it" in refused(capsys, "train", "resume=runs/plain")
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        model.bias[1] = float("nan")
+    checkpoints.save(tmp_path, 1, model, {})
+    with pytest.raises(worldmodels.UserError, match=r"not finite \(bias\)"):
+        checkpoints.load_weights(checkpoints.latest(tmp_path), torch.nn.Linear(2, 2))
+
+
+def test_checkpoints_without_checksums_are_still_read(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    checkpoints.save(tmp_path, 1, model, {"x": 1})
+    meta = {"format": checkpoints.FORMAT, "version": 1, "step": 1, "processes": 1}
+    (checkpoints.latest(tmp_path) / "meta.json").write_text(json.dumps(meta))
+    other = torch.nn.Linear(2, 2)
+    assert checkpoints.restore(tmp_path, other) == (1, {"x": 1}) and torch.equal(other.weight, model.weight)
+
+
+def test_a_run_goes_on_with_its_own_data_only(folder, tmp_path, capsys):
+    edited(folder / "runs/plain", trainer__steps=8)
+    (test,) = (folder / "data").glob("*-test-*")
+    arrays = Episodes.load(test)
+    arrays.about["seed"] = 99
+    arrays.save(tmp_path / "other")
+    shutil.rmtree(test)
+    shutil.move(tmp_path / "other", test)
+    assert "the test data of runs/plain are not those it began with" in refused(capsys, "train", "resume=runs/plain")
+    shutil.rmtree(test)  # recorded again they are the same
+    assert main(["train", "resume=runs/plain"]) == 0

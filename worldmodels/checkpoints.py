@@ -1,14 +1,17 @@
 """Checkpoints: written aside and renamed, weights as safetensors, the rest as JSON and plain tensors.
 
-``run/checkpoints/step_000001000/`` holds model.safetensors, trainer_<rank>.pt and meta.json. No pickle is ever executed:
-trainer state is read with ``weights_only=True``.
+``run/checkpoints/step_000001000/`` holds model.safetensors, trainer_<rank>.pt and meta.json, which holds the checksums of the
+others and its own. ``checkpoints/newest`` says which was written last, so that a missing one is noticed. No pickle is ever
+executed: trainer state is read with ``weights_only=True``.
 """
 
+import hashlib
 import io
 import json
 import os
 import pickle
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +26,11 @@ from torch import nn
 from .errors import UserError
 
 FORMAT = "worldmodels checkpoint"
-VERSION = 1
+VERSION = 2
+WITHOUT_CHECKSUMS = 1  # the version before, which is still read
 KEEP = 2
+NEWEST = "newest"
+_INSTEAD = "remove this checkpoint to use the one before it"
 
 
 def write_aside(path: Path, data: bytes) -> None:
@@ -49,6 +55,21 @@ def latest(run: Path) -> Path | None:
     """The newest whole checkpoint of a run, or None."""
     whole = [path for path in (run / "checkpoints").glob("step_*") if (path / "meta.json").is_file()]
     return max(whole, default=None)
+
+
+def newest(run: Path) -> Path | None:
+    """``latest``, said aloud if it is not the one that was written last.
+
+    Raises:
+        UserError: checkpoints were written, and none is left.
+    """
+    found, pointer = latest(run), run / "checkpoints" / NEWEST
+    written = pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else ""
+    if written and found is None:
+        raise UserError(f"{run / 'checkpoints' / written} is missing, and so are all before it; start a new run")
+    if found is not None and written > found.name:
+        print(f"worldmodels: {run / 'checkpoints' / written} is missing; this is {found.name}", file=sys.stderr)
+    return found
 
 
 def step_of(checkpoint: Path) -> int:
@@ -107,43 +128,77 @@ def save(run: Path, step: int, model: nn.Module, state: dict[str, Any], fabric: 
         values = model.state_dict()
         weights = {name: values[name].detach().contiguous() for name in set(_first_names(model).values())}
         write_aside(aside / "model.safetensors", safetensors.torch.save(dict(sorted(weights.items()))))
-        meta = {"format": FORMAT, "version": VERSION, "step": step, "processes": processes}
-        write_aside(aside / "meta.json", json.dumps(meta).encode())
+        files = {file.name: _checksum(file.read_bytes()) for file in sorted(aside.iterdir())}
+        meta = {"format": FORMAT, "version": VERSION, "step": step, "processes": processes, "files": files}
+        write_aside(aside / "meta.json", json.dumps(meta | {"checksum": _own_checksum(meta)}).encode())
         shutil.rmtree(target, ignore_errors=True)
         aside.rename(target)
+        write_aside(target.with_name(NEWEST), target.name.encode())
         for old in sorted((run / "checkpoints").glob("step_*"))[:-KEEP]:
             shutil.rmtree(old, ignore_errors=True)
     wait()
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _own_checksum(meta: dict[str, Any]) -> str:
+    """Of all that a meta.json says but its checksum."""
+    return _checksum(json.dumps({key: meta[key] for key in sorted(meta) if key != "checksum"}).encode())
 
 
 def read_meta(path: Path) -> dict[str, Any]:
     """The meta data of a checkpoint folder.
 
     Raises:
-        UserError: not a checkpoint of ours.
+        UserError: not a checkpoint of ours, or a damaged one.
     """
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a checkpoint of worldmodels ({error}); give a run folder of ours") from error
-    known = isinstance(meta, dict) and meta.get("format") == FORMAT and meta.get("version") == VERSION
+    known = (
+        isinstance(meta, dict) and meta.get("format") == FORMAT and meta.get("version") in (VERSION, WITHOUT_CHECKSUMS)
+    )
     if not known or not {"step", "processes"} <= set(meta):
         raise UserError(f"{path} is a checkpoint of another program or release; expected {FORMAT} version {VERSION}")
+    whole = meta["version"] == WITHOUT_CHECKSUMS or meta.get("checksum") == _own_checksum(meta)
+    if not whole or meta["step"] != step_of(path):
+        raise UserError(f"{path / 'meta.json'} does not match its checksum or its folder: it is damaged; {_INSTEAD}")
     return meta
+
+
+def _read(path: Path, name: str, meta: dict[str, Any]) -> bytes:
+    """A file of a checkpoint, as it was written.
+
+    Raises:
+        UserError: it is not.
+    """
+    try:
+        data = (path / name).read_bytes()
+    except OSError as error:
+        raise UserError(f"{path / name} cannot be read ({error}); {_INSTEAD}") from error
+    if meta["version"] != WITHOUT_CHECKSUMS and meta["files"].get(name) != _checksum(data):
+        raise UserError(f"{path / name} does not match its checksum: it is damaged, or of another run; {_INSTEAD}")
+    return data
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
     """Put a checkpoint's weights into a model of the same shape.
 
     Raises:
-        UserError: damaged, or made by another model.
+        UserError: damaged, not finite, or made by another model.
     """
-    read_meta(path)
+    data = _read(path, "model.safetensors", read_meta(path))
     try:
-        weights = safetensors.torch.load_file(path / "model.safetensors")
+        weights = safetensors.torch.load(data)
+        spoilt = [name for name, w in weights.items() if w.is_floating_point() and not bool(torch.isfinite(w).all())]
+        if spoilt:
+            raise UserError(f"{path / 'model.safetensors'} has weights that are not finite ({spoilt[0]}); {_INSTEAD}")
         model.load_state_dict({name: weights[first] for name, first in _first_names(model).items() if first in weights})
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path / 'model.safetensors'} cannot be read ({error}); use an older checkpoint") from error
+    except SafetensorError as error:
+        raise UserError(f"{path / 'model.safetensors'} cannot be read ({error}); {_INSTEAD}") from error
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise UserError(f"{path} was made by another model than its config.yaml says: {first}") from error
@@ -161,7 +216,7 @@ def restore(run: Path, model: nn.Module, rank: int = 0, processes: int = 1) -> t
     Raises:
         UserError: damaged or foreign, or written by another number of processes.
     """
-    path = latest(run)
+    path = newest(run)
     if path is None:
         return None
     meta = read_meta(path)
@@ -170,12 +225,11 @@ def restore(run: Path, model: nn.Module, rank: int = 0, processes: int = 1) -> t
             f"{path} was written by {meta['processes']} processes, here are {processes}; resume with as many"
         )
     load_weights(path, model)
-    file = path / f"trainer_{rank}.pt"
-    if not file.is_file():
-        raise UserError(f"{file} is missing; the checkpoint is damaged")
-    with reading(file), warnings.catch_warnings():
+    name = f"trainer_{rank}.pt"
+    data = _read(path, name, meta)
+    with reading(path / name), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about foreign files; the error says it in one line
-        return int(meta["step"]), torch.load(file, map_location="cpu", weights_only=True)
+        return int(meta["step"]), torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 @contextmanager

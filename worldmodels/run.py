@@ -218,6 +218,8 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
     with fabric.rank_zero_first():
         task.collect(quiet=quiet)
     about = task.about()
+    if resume:
+        _refuse_other_data(path, config.get("model", {}), about)
     torch.manual_seed(config["seed"])
     model = task.model(core_builder(config["core"]), about)
     draw = task.batches(settings.batch_size // fabric.world_size, fabric.device)
@@ -246,6 +248,19 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
             quiet=quiet,
         )
     return Run(path, config, task, model.eval()) if fabric.is_global_zero else None
+
+
+def _refuse_other_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run on other data than it began with.
+
+    Raises:
+        UserError: naming them.
+    """
+    for which, checksum in before.get("data", {}).items():
+        if now.get("data", {}).get(which) != checksum:
+            raise UserError(
+                f"the {which} data of {path} are not those it began with; bring these back, or start a new run with run="
+            )
 
 
 def collect_data(config: Mapping[str, Any]) -> None:
@@ -284,7 +299,7 @@ def load(path: str | Path, *, device: str = "cpu", trust: Iterable[str] = ()) ->
             raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UserError(f"{path / CONFIG} is not the config of a run of ours (it lacks {error})") from error
-    newest = checkpoints.latest(path)
+    newest = checkpoints.newest(path)
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
     checkpoints.load_weights(newest, model)

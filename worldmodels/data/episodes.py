@@ -52,14 +52,18 @@ class Episodes:
             row per observation; tensors, or what gives a tensor of the rows asked for (see ``worldmodels.data.arrays``).
         lengths: transitions per episode, ``(E,)``.
         about: where the data are from: "env_id", "env_kwargs", "seed", "action_space", "actions_per_object" ...
+        checksum: of the manifest of the folder they were opened from.
     """
 
-    def __init__(self, arrays: Mapping[str, Array], lengths: Tensor, about: Mapping[str, Any]):
+    def __init__(
+        self, arrays: Mapping[str, Array], lengths: Tensor, about: Mapping[str, Any], *, checksum: str | None = None
+    ):
         self.arrays: dict[str, Array] = dict(arrays)
         self.device = self.arrays["observations"].device
         self.lengths = lengths.to(self.device)
         self.starts = torch.cumsum(self.lengths + 1, 0) - (self.lengths + 1)
         self.about = dict(about)
+        self.checksum = checksum
         rows = int((self.lengths + 1).sum())
         for name, array in self.arrays.items():
             if len(array) != rows:
@@ -86,7 +90,8 @@ class Episodes:
             memory: bytes that arrays may take there; None for half of what is free.
         """
         device = torch.device(device)
-        return Episodes(place(self.arrays, device, memory), self.lengths.to(device), self.about)
+        arrays = place(self.arrays, device, memory)
+        return Episodes(arrays, self.lengths.to(device), self.about, checksum=self.checksum)
 
     def rows(self, name: str, episode: Tensor, step: Tensor) -> Tensor:
         """Entries of one array by index gather; ``episode`` and ``step`` broadcast."""
@@ -153,7 +158,8 @@ class Episodes:
         sizes = {name: entry.bytes for name, entry in entries.items()}
         mapped = fitting(sizes, budget(torch.device("cpu")) if memory is None else memory)
         arrays = {name: _open_array(path, entry, verify, name in mapped) for name, entry in entries.items()}
-        return cls(arrays, torch.tensor(manifest["lengths"], dtype=torch.int64), manifest["about"])
+        lengths = torch.tensor(manifest["lengths"], dtype=torch.int64)
+        return cls(arrays, lengths, manifest["about"], checksum=_own_checksum(manifest))
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -169,7 +175,17 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(f"{path / MANIFEST} is not a manifest of {FORMAT}; was this folder written by another program?")
     if manifest.get("version") != VERSION:
         raise UserError(f"{path} has format version {manifest.get('version')}; this release reads {VERSION}")
+    if manifest.get("checksum", _own_checksum(manifest)) != _own_checksum(manifest):
+        raise UserError(
+            f"{path / MANIFEST} does not match its checksum: it was edited or damaged, collect the data again"
+        )
     return manifest
+
+
+def _own_checksum(manifest: Mapping[str, Any]) -> str:
+    """Of all that a manifest says but its checksum, which those of earlier releases lack."""
+    said = {key: manifest[key] for key in sorted(manifest) if key != "checksum"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 class _Entry(NamedTuple):
@@ -312,6 +328,7 @@ class EpisodesWriter:
             "lengths": self.lengths,
             "arrays": self._entries,
         }
+        manifest["checksum"] = _own_checksum(json.loads(json.dumps(manifest)))
         (self._aside / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         try:
             self._aside.rename(self.path)

@@ -61,7 +61,10 @@ class Task(Protocol):
         ...
 
     def about(self) -> dict[str, Any]:
-        """What a model's shape depends on besides the options, in JSON; a run keeps it, so that it opens without data."""
+        """What a model's shape depends on besides the options, in JSON; a run keeps it, so that it opens without data.
+
+        Where it has an entry "data", the checksums of data sets by name, a run goes on with these only.
+        """
         ...
 
     def model(self, core: CoreBuilder, about: Mapping[str, Any]) -> nn.Module:

@@ -133,7 +133,11 @@ class Transitions:
         train, test = self.episodes("train"), self.episodes("test")
         if "action" not in train.about:
             raise UserError("these data do not say what their actions are; collect or import them again")
-        about = {"observation_shape": list(train.observation_shape), "action": train.about["action"]}
+        about = {
+            "observation_shape": list(train.observation_shape),
+            "action": train.about["action"],
+            "data": {"train": train.checksum, "test": test.checksum},
+        }
         _require_same_kind(about, test)
         needed = self.burn_in + max(self.horizons)
         enough = int((test.lengths >= needed).sum())
