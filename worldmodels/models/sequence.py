@@ -12,7 +12,9 @@ class SequenceSum(nn.Module):
     """A core that reads numbers one by one; a linear readout of all slots together after the last.
 
     A token is a linear map of the number, less the mean of all numbers, and of its mark, 1 or -1. So marked and unmarked
-    numbers lie on opposite sides of zero, and whatever attends to the one by its key turns away from the other.
+    numbers lie on opposite sides of zero, and whatever attends to the one by its key turns away from the other. The readout
+    begins five times as large as torch's own: what a core gives out lies between -1 and 1, and the sums of the test are twice
+    those of training, so each number has to be told by a small part of that room.
 
     Args:
         core: a core with a state.
@@ -25,6 +27,8 @@ class SequenceSum(nn.Module):
         self.embed = nn.Linear(2, token_size, bias=False)
         self.core = core
         self.readout = nn.Linear(core.num_slots * core.slot_size, 1)
+        with torch.no_grad():
+            self.readout.weight.mul_(5.0)
 
     def forward(self, sequences: Tensor) -> Tensor:
         """The sums ``(B,)`` the core makes of ``sequences (B, T, 2)``."""
