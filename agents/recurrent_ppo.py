@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -15,8 +15,9 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance, ob
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from ..core import State, at_least_one
+from ..core import State
 from ..errors import UserError
+from ..ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_ranges
 from .policy import RecurrentCnnPolicy, RecurrentMultiInputPolicy, RecurrentPolicy
 from .rollout import Minibatch, Rollout, advantages, each, stacked
 from .vector import Step, VectorEnvAdapter
@@ -73,7 +74,7 @@ class RecurrentPPO(OnPolicyAlgorithm):
         fabric: Lightning Fabric, launched, whose processes learn together; None for one process.
 
     Raises:
-        ValueError: sizes that do not fit together.
+        ValueError: values out of their range, or sizes that do not fit together.
     """
 
     policy: RecurrentPolicy
@@ -90,22 +91,22 @@ class RecurrentPPO(OnPolicyAlgorithm):
         env: Any,
         core: str = "lstm",
         core_kwargs: Mapping[str, Any] | None = None,
-        learning_rate: Any = 3e-4,
-        n_steps: int = 128,
-        batch_size: int = 128,
-        n_epochs: int = 10,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        clip_range: Any = 0.2,
-        clip_range_vf: Any = None,
+        learning_rate: Annotated[Any, Range(above=0, most=10)] = 3e-4,
+        n_steps: Annotated[int, AT_LEAST_ONE] = 128,
+        batch_size: Annotated[int, AT_LEAST_ONE] = 128,
+        n_epochs: Annotated[int, AT_LEAST_ONE] = 10,
+        gamma: Annotated[float, SHARE] = 0.99,
+        gae_lambda: Annotated[float, SHARE] = 0.95,
+        clip_range: Annotated[Any, POSITIVE] = 0.2,
+        clip_range_vf: Annotated[Any, POSITIVE] = None,
         normalize_advantage: bool = True,
-        ent_coef: float = 0.0,
-        vf_coef: float = 0.5,
-        max_grad_norm: float = 0.5,
-        target_kl: float | None = None,
+        ent_coef: Annotated[float, NOT_NEGATIVE] = 0.0,
+        vf_coef: Annotated[float, NOT_NEGATIVE] = 0.5,
+        max_grad_norm: Annotated[float, POSITIVE] = 0.5,
+        target_kl: Annotated[float | None, POSITIVE] = None,
         critic: str = "shared",
-        sequence_length: int | None = None,
-        stats_window_size: int = 100,
+        sequence_length: Annotated[int | None, AT_LEAST_ONE] = None,
+        stats_window_size: Annotated[int, AT_LEAST_ONE] = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
         verbose: int = 0,
@@ -150,9 +151,9 @@ class RecurrentPPO(OnPolicyAlgorithm):
         return BaseAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     def _setup_model(self) -> None:
+        check_ranges("", RecurrentPPO, vars(self))
         first_env, all_envs = self._share()
         L = self.n_steps if self.sequence_length is None else self.sequence_length
-        at_least_one(n_steps=self.n_steps, sequence_length=L, n_epochs=self.n_epochs)
         if self.n_steps % L:
             raise ValueError(f"sequence_length is {L}; it must divide n_steps, {self.n_steps}")
         if self.batch_size % L or not L <= self.batch_size <= self.n_steps * all_envs:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
@@ -30,6 +30,7 @@ from ..envs.shared import AgentCopies
 from ..errors import UserError
 from ..launch import command, show_folder, train_job
 from ..logging import RunLog, progress_bar, read_metrics
+from ..ranges import AT_LEAST_ONE, SEED, Range, check_ranges
 from ..report.tables import show
 from ..run import CONFIG, EVALUATION, claim, figures_in, read_saved, training_in
 from ..training import make_fabric
@@ -53,7 +54,7 @@ class AgentEnvConfig:
 
     id: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
-    num_envs: int = 16
+    num_envs: Annotated[int, AT_LEAST_ONE] = 16
     shared: dict[str, Any] | None = None
 
 
@@ -78,22 +79,22 @@ class AgentTrainerConfig:
     come every so many rollouts; ``threads`` are the CPU's, 0 leaves torch's choice.
     """
 
-    steps: int = 1_000_000
+    steps: Annotated[int, AT_LEAST_ONE] = 1_000_000
     anneal: bool = False
-    checkpoint_every: int = 20
-    log_every: int = 1
+    checkpoint_every: Annotated[int, AT_LEAST_ONE] = 20
+    log_every: Annotated[int, AT_LEAST_ONE] = 1
     device: str = "auto"
-    threads: int = 1
+    threads: Annotated[int, Range(0, 1024)] = 1
 
 
 @dataclass
 class AgentEvaluationConfig:
     """Episodes an agent is scored on: ``variants`` maps a name to options of the environment that differ."""
 
-    episodes: int = 500
-    num_envs: int = 64
+    episodes: Annotated[int, AT_LEAST_ONE] = 500
+    num_envs: Annotated[int, AT_LEAST_ONE] = 64
     deterministic: bool = False
-    seed: int = 1_000_003
+    seed: Annotated[int, SEED] = 1_000_003
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -127,11 +128,11 @@ class AgentConfig:
     experiment: str = "any"
     size: str = "cpu"
     label: str = ""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     run: str = MISSING
     resume: str = MISSING
     trust: str = ""
-    jobs: int | None = None
+    jobs: Annotated[int | None, AT_LEAST_ONE] = None
     env: AgentEnvConfig = field(default_factory=AgentEnvConfig)
     encoder: FeaturesConfig = field(default_factory=FeaturesConfig)
     core: dict[str, Any] = field(default_factory=dict)
@@ -452,6 +453,7 @@ def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = Fal
         raise UserError(f"{path} holds a run already; go on with resume={path}, or choose another folder")
     if config["env"]["id"] is None:
         raise UserError("no environment was named; give env.id=<a Gymnasium id>, or experiment=gotoobjmaze")
+    _check(config)
     settings = config["trainer"]
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])
@@ -492,6 +494,16 @@ def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = Fal
     return AgentRun(path, config, model) if rank == 0 else None
 
 
+def _check(config: Mapping[str, Any]) -> None:
+    """Refuse values out of their range.
+
+    Raises:
+        UserError: naming the first.
+    """
+    check_ranges("", AgentConfig, config)
+    check_ranges("ppo", RecurrentPPO, config["ppo"])
+
+
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -519,6 +531,7 @@ def load_agent(path: str | Path, *, device: str = "cpu", trust: Iterable[str] = 
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; start it again with resume={path}")
     device = _device(device)
+    _check(config)
     with trusting(trust):
         vet(path, config)
         envs = _configured(config, device)

@@ -154,9 +154,9 @@ def test_seeds_reproduce_a_run(home, tmp_path):
         (["experiment=memory", "+env.kwargs.cues=3"], "unexpected keyword argument 'cues'"),
         (["experiment=memory", "core=gnn", "core.num_slots=3"], "needs as many slots as tokens"),
         (["experiment=memory", "+core.num_schemata=2"], "does not take core.num_schemata"),
-        (["experiment=memory", "ppo.n_steps=0"], "n_steps is 0; expected at least 1"),
+        (["experiment=memory", "ppo.n_steps=0"], "ppo.n_steps=0; expected a whole number of at least 1"),
         (["experiment=memory", "trainer.device=gpu"], "device 'gpu' cannot be used here"),
-        (["experiment=memory", "ppo.learning_rate=1e30"], "was not finite in the update after 32 steps"),
+        (["experiment=memory", "ppo.vf_coef=1e39"], "was not finite in the update after 32 steps"),
     ],
 )
 def test_mistakes_get_one_line(tmp_path, capsys, words, says):

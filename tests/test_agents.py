@@ -470,7 +470,7 @@ def test_extractors_that_make_several_tokens():
         ({"sequence_length": 5}, "sequence_length is 5; it must divide n_steps, 16"),
         ({"critic": "none"}, "critic is 'none'"),
         ({"batch_size": 64}, "up to n_steps x environments = 16"),
-        ({"sequence_length": 0}, "sequence_length is 0; expected at least 1"),
+        ({"sequence_length": 0}, "sequence_length=0; expected a whole number of at least 1"),
         ({"policy_kwargs": {"share_features_extractor": False}}, "add critic='own'"),
     ],
 )

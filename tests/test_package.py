@@ -39,7 +39,7 @@ def modules():
 
 
 LAYERS = [
-    {"worldmodels.errors", "worldmodels.core", "worldmodels.grouped", "worldmodels.attention", "worldmodels.metrics"},
+    {f"worldmodels.{name}" for name in ("errors", "core", "grouped", "attention", "metrics", "ranges")},
     {"worldmodels.encoders", "worldmodels.losses", "worldmodels.cores", "worldmodels.data", "worldmodels.decoders"},
     {
         f"worldmodels.cores.{name}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import Annotated, Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
@@ -20,6 +20,7 @@ from .encoders import ENCODERS
 from .errors import UserError, nearest
 from .losses import contrastive
 from .plugins import constructor_options, offered, options_of
+from .ranges import AT_LEAST_ONE, NOT_NEGATIVE, SEED, Range
 from .tasks import TASKS
 from .training import TrainerSettings
 
@@ -33,7 +34,7 @@ class EnvConfig:
 
     id: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
-    resize: list[int] | None = None
+    resize: Annotated[list[int] | None, AT_LEAST_ONE] = None
 
 
 @dataclass
@@ -41,9 +42,9 @@ class SplitConfig:
     """A data set: a folder, or how to collect it (again and again found by its settings)."""
 
     path: str | None = None
-    episodes: int = 1000
-    steps: int | None = 100
-    seed: int = 1
+    episodes: Annotated[int, AT_LEAST_ONE] = 1000
+    steps: Annotated[int | None, AT_LEAST_ONE] = 100
+    seed: Annotated[int, SEED] = 1
 
 
 @dataclass
@@ -54,7 +55,7 @@ class DataConfig:
     train: SplitConfig = field(default_factory=SplitConfig)
     test: SplitConfig = field(default_factory=lambda: SplitConfig(episodes=1000, steps=10, seed=3))
     drop_invalid: bool = False
-    num_envs: int | None = None
+    num_envs: Annotated[int | None, AT_LEAST_ONE] = None
     processes: bool = False
 
 
@@ -62,9 +63,9 @@ class DataConfig:
 class EvaluationConfig:
     """What is scored after training; ``limit`` uses the first so many test episodes."""
 
-    horizons: list[int] = field(default_factory=lambda: [1, 5, 10])
-    burn_in: int | None = None
-    limit: int | None = None
+    horizons: Annotated[list[int], AT_LEAST_ONE] = field(default_factory=lambda: [1, 5, 10])
+    burn_in: Annotated[int | None, NOT_NEGATIVE] = None
+    limit: Annotated[int | None, Range(2)] = None
 
 
 @dataclass
@@ -85,11 +86,11 @@ class TrainConfig:
 
     experiment: str = "any"
     size: str = "cpu"
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     run: str = MISSING
     resume: str = MISSING
     trust: str = ""
-    jobs: int | None = None
+    jobs: Annotated[int | None, AT_LEAST_ONE] = None
     env: EnvConfig = field(default_factory=EnvConfig)
     data: DataConfig = field(default_factory=DataConfig)
     encoder: dict[str, Any] = field(default_factory=dict)

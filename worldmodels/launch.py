@@ -137,12 +137,15 @@ def command(
                 after(ended)
 
     def once(config: DictConfig) -> None:
+        path = Path(HydraConfig.get().runtime.output_dir)
         try:
             launcher.side_by_side(config.jobs, [1])
             with trusting(listed(config.trust)):
-                finish(run(plain(config), Path(HydraConfig.get().runtime.output_dir)))
+                finish(run(plain(config), path))
         except Exception as error:  # raised below, without Hydra's own line about it
             failures.append(error)
+            with suppress(OSError):  # it is not empty
+                path.rmdir()
 
     resume = [word for word in words if word.startswith("resume=")]
     if resume:

@@ -1,6 +1,6 @@
 """Losses of world models: pure functions of tensors."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .errors import UserError
+from .ranges import NOT_NEGATIVE, POSITIVE, SHARE
 
 NEGATIVES = ("cswm", "paper", "time_aligned")
 HINGE_ON = ("energy", "distance")
@@ -98,12 +99,12 @@ def contrastive(
     episode: Int[Tensor, " B"] | None = None,
     step: Int[Tensor, " B"] | None = None,
     negatives: str = "cswm",
-    in_episode: float = 0.0,
-    hinge: float = 1.0,
+    in_episode: Annotated[float, SHARE] = 0.0,
+    hinge: Annotated[float, POSITIVE] = 1.0,
     hinge_on: str = "energy",
-    displacement: float = 0.0,
+    displacement: Annotated[float, NOT_NEGATIVE] = 0.0,
     acted: Float[Tensor, "B K A"] | None = None,
-    sigma: float = 0.5,
+    sigma: Annotated[float, POSITIVE] = 0.5,
     self_pairs: bool = False,
     generator: torch.Generator | None = None,
 ) -> ContrastiveLoss:

@@ -20,6 +20,7 @@ from .data.episodes import Episodes
 from .errors import UserError
 from .logging import read_metrics
 from .plugins import build, constructor, core_builder
+from .ranges import check_ranges
 from .tasks import TASKS, Task
 from .training import TrainerSettings, check_settings, fit, make_fabric
 from .trust import remember, trusting, vet
@@ -39,8 +40,9 @@ def build_task(config: Mapping[str, Any]) -> Task:
     """The task a config describes; parts of the config that it asks for are handed on.
 
     Raises:
-        UserError: an option that is not a task's, an environment or data that the task does not take.
+        UserError: a value out of its range, an option, an environment or data that the task does not take.
     """
+    check_ranges("", TrainConfig, config)
     options = config["task"] or TASKS["transitions"]
     sections = constructor("task", options).sections
     _refuse_what_is_not_read(options["_target_"], sections, config)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from . import checkpoints
 from .errors import UserError
 from .logging import SECONDS, RunLog
+from .ranges import AT_LEAST_ONE, NOT_NEGATIVE, Range, check_ranges
 
 Model = TypeVar("Model", bound=nn.Module)
 Losses = Callable[[nn.Module, torch.Generator], dict[str, Tensor]]
@@ -55,24 +56,24 @@ class TrainerSettings:
             choice, as many as there are cores, which on a busy machine can be many times slower.
     """
 
-    steps: int = 10_000
-    batch_size: int = 1024
-    window: int = 1
+    steps: Annotated[int, AT_LEAST_ONE] = 10_000
+    batch_size: Annotated[int, AT_LEAST_ONE] = 1024
+    window: Annotated[int, AT_LEAST_ONE] = 1
     imagine: bool = False
-    starts_per_episode: int = 1
-    learning_rate: float = 5e-4
-    warmup_steps: int = 0
+    starts_per_episode: Annotated[int, AT_LEAST_ONE] = 1
+    learning_rate: Annotated[float, Range(above=0, most=10)] = 5e-4
+    warmup_steps: Annotated[int, NOT_NEGATIVE] = 0
     schedule: str = "constant"
-    halve_every: int = 10_000
-    clip_norm: float = 0.0
-    log_every: int = 50
-    evaluate_every: int = 0
-    evaluate_episodes: int = 500
-    checkpoint_every: int = 1000
+    halve_every: Annotated[int, AT_LEAST_ONE] = 10_000
+    clip_norm: Annotated[float, NOT_NEGATIVE] = 0.0
+    log_every: Annotated[int, AT_LEAST_ONE] = 50
+    evaluate_every: Annotated[int, NOT_NEGATIVE] = 0
+    evaluate_episodes: Annotated[int, AT_LEAST_ONE] = 500
+    checkpoint_every: Annotated[int, AT_LEAST_ONE] = 1000
     accelerator: str = "auto"
     precision: str = "32-true"
     tf32: bool = False
-    threads: int = 1
+    threads: Annotated[int, Range(0, 1024)] = 1
 
 
 def learning_rate(step: int, settings: TrainerSettings) -> float:
@@ -228,12 +229,7 @@ def check_settings(settings: TrainerSettings, processes: int = 1) -> None:
     """Refuse settings that no training can work with."""
     if settings.schedule not in ("constant", "cosine", "halving"):
         raise UserError(f"trainer.schedule is {settings.schedule!r}; expected 'constant', 'cosine' or 'halving'")
-    counts = ("steps", "batch_size", "window", "starts_per_episode", "log_every", "checkpoint_every", "halve_every")
-    for name in (*counts, "evaluate_episodes"):
-        if getattr(settings, name) < 1:
-            raise UserError(f"trainer.{name}={getattr(settings, name)}; it must be at least 1")
-    if settings.learning_rate <= 0:
-        raise UserError(f"trainer.learning_rate={settings.learning_rate}; it must be above 0")
+    check_ranges("trainer", TrainerSettings, vars(settings))
     if settings.batch_size % processes:
         raise UserError(f"trainer.batch_size={settings.batch_size} is no multiple of the {processes} processes")
 

@@ -17,6 +17,7 @@ from ..logging import progress_bar
 from ..losses import contrastive
 from ..models.world_model import WorldModel, attach, attached_size
 from ..plugins import build
+from ..ranges import check_ranges
 from ..ranking import Imagined, score
 from ..report import transitions as pictures
 from ..report.tables import scores
@@ -66,10 +67,8 @@ class Transitions:
         self.env, self.data, self.encoder = env, data, encoder
         self.memory, self.action_to, self.slot_ids = memory, action_to, slot_ids
         self.horizons, self.limit = list(evaluation["horizons"]), evaluation["limit"]
-        if not self.horizons or min(self.horizons) < 1 or (self.limit is not None and self.limit < 2):
-            raise UserError(
-                f"evaluation.horizons={self.horizons} and limit={self.limit}; give horizons of at least 1 and 2 episodes"
-            )
+        if not self.horizons or len(set(self.horizons)) < len(self.horizons):
+            raise UserError(f"evaluation.horizons={self.horizons}; give some numbers of steps, each once")
         if memory == "carry" and trainer["window"] < 2:
             raise UserError("memory=carry trains on windows of several steps; set trainer.window=4 or more")
         self.burn_in = burn_in_steps(evaluation["burn_in"], memory)
@@ -286,6 +285,7 @@ class Windows:
         imagine: bool = False,
         starts_per_episode: int = 1,
     ):
+        check_ranges("objective", contrastive, objective)
         self.objective = dict(objective)
         self.window, self.imagine, self.starts_per_episode = window, imagine, starts_per_episode
         self.action: Mapping[str, Any] = {}
@@ -321,8 +321,6 @@ class Windows:
 
     def _check(self, data: Episodes, batch_size: int) -> None:
         inside = self.window * self.starts_per_episode
-        if self.objective.get("sigma", 0.5) <= 0:
-            raise UserError(f"objective.sigma={self.objective['sigma']}; it must be above 0")
         if batch_size % inside:
             raise UserError(
                 f"trainer.batch_size gives each process {batch_size} transitions; expected a multiple of window x "

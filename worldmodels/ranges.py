@@ -1,0 +1,75 @@
+"""The values that a number may have, stated beside it and checked in one place.
+
+>>> def train(steps: Annotated[int, AT_LEAST_ONE] = 1000): ...
+>>> check_ranges("trainer", train, {"steps": 0})  # doctest: +SKIP
+worldmodels.errors.UserError: trainer.steps=0; expected a whole number of at least 1
+"""
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from .errors import UserError
+
+
+@dataclass(frozen=True)
+class Range:
+    """From ``least`` to ``most``, both included, or only what is ``above``; always finite."""
+
+    least: int | float = -math.inf
+    most: int | float = math.inf
+    above: int | float = -math.inf
+
+    def __contains__(self, value: int | float) -> bool:
+        return self.least <= value <= self.most and value > self.above and not math.isinf(value)
+
+    def __str__(self) -> str:
+        low = f"above {self.above:g}" if self.above > -math.inf else f"of at least {self.least:g}"
+        if self.least == self.above == -math.inf:
+            return "that is finite"
+        return low if self.most == math.inf else f"{low} and at most {self.most:,}"
+
+
+AT_LEAST_ONE = Range(1)
+NOT_NEGATIVE = Range(0)
+POSITIVE = Range(above=0)
+SHARE = Range(0, 1)
+SEED = Range(0, 2**32 - 1)
+
+
+def check_ranges(what: str, target: Any, values: Mapping[str, Any]) -> None:
+    """Refuse values beyond the ranges, or of other types, than a dataclass or the signature of a callable states.
+
+    Args:
+        what: where the values stand, like "trainer"; "" at the top.
+        target: whose annotations say ``Annotated[int, Range(1)]``; of a dataclass sections that are dataclasses are looked
+            through as well.
+        values: by name; names that are not annotated so are passed over.
+
+    Raises:
+        UserError: naming the first.
+    """
+    function = target.__init__ if inspect.isclass(target) and not is_dataclass(target) else target
+    for name, hint in get_type_hints(function, include_extras=True).items():
+        if name not in values:
+            continue
+        value, key = values[name], f"{what}.{name}" if what else name
+        if is_dataclass(hint) and isinstance(value, Mapping):
+            check_ranges(key, hint, value)
+        elif get_origin(hint) is Annotated:
+            kind, allowed = get_args(hint)
+            several = get_origin(kind) is list or list in map(get_origin, get_args(kind))
+            for one in value if several and isinstance(value, (list, tuple)) else [value]:
+                _check(key, value, one, kind, allowed)
+
+
+def _check(key: str, value: Any, one: Any, kind: Any, allowed: Range) -> None:
+    if (one is None and (kind is Any or NoneType in get_args(kind))) or (kind is Any and callable(one)):
+        return
+    whole = "int" in str(kind) and "float" not in str(kind)
+    number = isinstance(one, int if whole else (int, float)) and not isinstance(one, bool)
+    if not number or one not in allowed:
+        raise UserError(f"{key}={value}; expected {'a whole number' if whole else 'a number'} {allowed}")
