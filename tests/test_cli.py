@@ -254,6 +254,7 @@ def test_any_gymnasium_environment_trains(at_home, env_id, more):
         (["compare", "runs=[nothing]"], "evaluate run=nothing"),
         (["check"], "give one thing"),
         (["check", "core=nothing:Here"], "cannot be imported"),
+        (["check", "core=gn"], "unknown core 'gn'; did you mean 'gnn'?"),
     ],
 )
 def test_mistakes_get_one_line(at_home, capsys, words, says):
@@ -284,6 +285,28 @@ def test_damaged_run_folders(at_home, capsys, tmp_path):
     assert "not the config of a run" in refused(capsys, "train", f"resume={run}")
     (run / "config.yaml").write_text("a: 1")
     assert "not the config of a run" in refused(capsys, "evaluate", f"run={run}")
+
+
+def test_checks_know_the_names_of_cores(at_home, capsys):
+    for name in ("gnn", "scoff_pp"):
+        assert main(["check", f"core={name}"]) == 0
+    assert "core=scoff_pp: all checks passed" in capsys.readouterr().out
+    assert main(["check", "--help"]) == 0 and "core=NAME" in capsys.readouterr().out
+
+
+def test_one_run_can_be_compared_without_brackets(at_home, capsys):
+    assert main(["evaluate", "run=runs/a"]) == 0 and main(["compare", "runs=runs/a"]) == 0
+    assert "runs/a" in capsys.readouterr().out
+
+
+def test_a_core_without_a_docstring_is_listed(capsys, monkeypatch):
+    class Bare:
+        pass
+
+    monkeypatch.setitem(CORES, "bare", {"_target_": "bare.Bare"})
+    monkeypatch.setitem(sys.modules, "bare", type(sys)("bare"))
+    sys.modules["bare"].Bare = Bare
+    assert main(["cores"]) == 0 and "bare" in capsys.readouterr().out
 
 
 def test_a_missing_extra_names_its_pip_command(at_home, capsys, monkeypatch):

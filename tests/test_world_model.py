@@ -15,6 +15,7 @@ from worldmodels.data.episodes import Episodes
 from worldmodels.errors import UserError
 from worldmodels.metrics import hits_at_k, mrr, ranks
 from worldmodels.models.world_model import WorldModel, attach
+from worldmodels.ranking import _alarms
 from worldmodels.tasks.transitions import evaluate
 
 BLOCKS = {"kind": "discrete", "sizes": [6], "per_object": 2}
@@ -260,9 +261,30 @@ def test_alarms():
     collapsed = evaluate(model, episodes, horizons=(1,))
     assert any(alarm.startswith("collapse") for alarm in collapsed["alarms"])
     frozen = WorldModel(Identity(), Still(3, 3, 1), action=BLOCKS, action_to="slot")
-    still = evaluate(frozen, episodes, horizons=(1, 5))
-    assert any(alarm.startswith("shortcut: at 5 steps") for alarm in still["alarms"])
+    still = evaluate(frozen, counting_episodes(120), horizons=(1, 5))
+    assert [alarm.split(" the latent")[0] for alarm in still["alarms"]] == ["shortcut: at 5 steps"]
     assert still["all"]["5"]["h@1"] == still["all"]["5"]["copy_h@1"]
+    assert not evaluate(frozen, episodes, horizons=(1, 5))["alarms"]  # too few to say so
+    assert not evaluate(adder(), counting_episodes(120), horizons=(1, 5))["alarms"]
+
+
+def test_a_model_at_chance_has_not_learned_yet():
+    """Whatever its copy scores; that is no shortcut."""
+    for h, low, copy, n, said in (
+        (
+            0.016,
+            0.0,
+            0.0,
+            64,
+            "not learned yet: at 5 steps the model scores 0.016 of 64 test episodes, where chance is",
+        ),
+        (0.002, 0.0, 0.01, 1000, "not learned yet: at 5 steps the model scores 0.002"),
+        (0.3, 0.27, 0.29, 1000, None),
+        (0.3, 0.27, 0.31, 1000, "shortcut: at 5 steps the latent copy scores 0.310 and the model 0.300"),
+    ):
+        entry = {"h@1": h, "copy_h@1": copy, "ci95": [low, h + 0.03]}
+        alarms = _alarms({"effective_rank": 4.0, "variance": 1.0, "episodes": n, "all": {"5": entry}}, 5)
+        assert (not alarms and said is None) or (len(alarms) == 1 and alarms[0].startswith(said)), alarms
 
 
 class Still(Adder):

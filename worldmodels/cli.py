@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ class CompareArguments:
     ``trust`` names modules, separated by commas, whose classes and environments runs from elsewhere may use.
     """
 
-    runs: list[str] = field(default_factory=list)
+    runs: Any = field(default_factory=list)
     trust: str = ""
 
 
@@ -269,7 +270,7 @@ def _compare(words: list[str]) -> None:
 
     arguments = _parsed(CompareArguments, words)
     evaluations = {}
-    for path in arguments.runs:
+    for path in [arguments.runs] if isinstance(arguments.runs, str) else arguments.runs:
         file = Path(path) / EVALUATION
         if not file.is_file():
             raise UserError(f"{file} does not exist; run 'worldmodels evaluate run={path}' first")
@@ -391,6 +392,20 @@ def _imported(path: str) -> Callable[..., Any]:
         raise UserError(f"{path!r} cannot be imported ({error!r}); write module:name") from error
 
 
+def _core(name: str) -> Callable[..., Any]:
+    """A core by its name, or by ``module:Class``."""
+    if ":" in name:
+        return _imported(name)
+    from .cores import CORES
+    from .plugins import constructor, offered
+
+    known = offered("cores", CORES)
+    if name not in known:
+        raise UserError(f"unknown core {name!r}; {nearest(name, known)} A core of your own is core=module:Class")
+    own = {key: value for key, value in known[name].items() if key not in ("_target_", "slot_size")}
+    return partial(constructor("core", known[name]), **own)
+
+
 def _envs(words: list[str]) -> None:
     import gymnasium as gym
     from rich.table import Table
@@ -425,18 +440,23 @@ def _cores(words: list[str]) -> None:
             table.add_row(name, f"cannot be imported: {str(error.__cause__ or error).splitlines()[0]}", "")
             continue
         options = ", ".join(f"{key}={value}" for key, value in options_of(core).items())
-        table.add_row(name, (core.__doc__ or "").strip().splitlines()[0].split(":")[0], options)
+        first = next(iter((core.__doc__ or "").strip().splitlines()), "")
+        table.add_row(name, first.split(":")[0], options)
     show(table)
 
 
 def _check(words: list[str]) -> None:
     from .check import Findings, check_core, check_env
 
+    if words in (["-h"], ["--help"]):
+        print("worldmodels check ENV    an environment's id, also package:Id-v0")
+        print("worldmodels check core=NAME    a name of 'worldmodels cores', or module:Class")
+        return
     if len(words) != 1:
-        raise UserError("give one thing to check: an environment id, or core=module:Class")
+        raise UserError("give one thing to check: an environment's id, or core=NAME, or core=module:Class")
     kind, separator, path = words[0].partition("=")
     if separator and kind == "core":
-        found = Findings(check_core(_imported(path)), [])
+        found = Findings(check_core(_core(path)), [])
     else:
         found = check_env(words[0].removeprefix("env="))
     for line in found.advice:

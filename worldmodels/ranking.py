@@ -12,6 +12,7 @@ from .data.episodes import Episodes
 from .metrics import Ranks, effective_rank, hits, mean_interval, ranks, ranks_within, reciprocal_ranks
 
 MOVED_MINIMUM = 50
+_ALARM_MINIMUM = 100  # episodes; with fewer the shortcut alarm would ring by chance
 _PROBE_MINIMUM = 50  # moments at which an object is seen, in either half of the episodes
 
 
@@ -100,8 +101,8 @@ def score(seen: Imagined, horizons: Sequence[int]) -> dict[str, Any]:
     ]  # start states alone may be alike, as after a fixed warm-start
     result["effective_rank"] = effective_rank(every)
     result["variance"] = float(every.double().flatten(1).var(0).sum())
-    result["alarms"] = _alarms(result, max(horizons))
-    return result | {"episodes": len(now), "burn_in": burn_in}
+    result |= {"episodes": len(now), "burn_in": burn_in}
+    return result | {"alarms": _alarms(result, max(horizons))}
 
 
 def _mean(values: Tensor) -> float:
@@ -225,10 +226,16 @@ def _alarms(result: dict[str, Any], horizon: int) -> list[str]:
             f"collapse: effective rank {result['effective_rank']:.2f}, variance {result['variance']:.1e}; "
             "the encoder tells states hardly apart"
         )
-    entry = result["all"][str(horizon)]
-    if entry["copy_h@1"] >= entry["ci95"][0]:
+    entry, chance = result["all"][str(horizon)], 1.0 / result["episodes"]
+    well_above = entry["copy_h@1"] > max(5 * chance, 0.05) and result["episodes"] >= _ALARM_MINIMUM
+    if well_above and entry["copy_h@1"] >= entry["h@1"]:
         alarms.append(
             f"shortcut: at {horizon} steps the latent copy scores {entry['copy_h@1']:.3f} and the model "
             f"{entry['h@1']:.3f}; the encoder tells episodes apart, not states (raise objective.in_episode)"
+        )
+    if entry["ci95"][0] <= chance:
+        alarms.append(
+            f"not learned yet: at {horizon} steps the model scores {entry['h@1']:.3f} of {result['episodes']} test episodes, "
+            f"where chance is {chance:.3f}; train longer"
         )
     return alarms

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import hashlib
 import importlib
 import json
@@ -34,8 +35,9 @@ _BUFFER_BYTES = 1 << 30
 _MOMENT = 1.0  # seconds that pass before a wait is spoken of
 
 
+@functools.cache
 def register_plugins() -> None:
-    """Load what installed packages offer under the entry point ``worldmodels.envs`` (a module, or a callable to call)."""
+    """Load, once, what installed packages offer under the entry point ``worldmodels.envs``: a module, or a callable."""
     for entry in entry_points(group="worldmodels.envs"):
         try:
             loaded = entry.load()
