@@ -239,6 +239,20 @@ def test_no_gradient_reaches_inactive_rims():
     assert not bool((weights & quiet).any())
 
 
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("communication", ["attention", "snps", "pnps", "rules"])
+def test_no_gradient_reaches_inactive_files_of_scoff(communication, cell):
+    """They are heard, but learn nothing from it; the files do not compete here, so there is no other way to them."""
+    core = SCOFF(F_, K, D, compete="tokens", communication=communication, cell=cell, num_active=1, num_rules=2).eval()
+    _, prepared, state = example(core)
+    state = {name: leaf.detach().clone().requires_grad_() for name, leaf in state.items()}
+    slots, _ = core(prepared, state)
+    active = core.explain(prepared, state)["active"]
+    (slots * active[..., None]).sum().backward()  # what the active ones became
+    for name in state:
+        assert torch.equal(state[name].grad.abs().sum(-1) > 0, active), name
+
+
 def test_rims_are_block_diagonal():
     core = RIMs(64, 6, 100, num_active=4)
     dense = nn.LSTM(64, 600)
