@@ -32,7 +32,7 @@ from ..launch import command, show_folder, train_job
 from ..logging import RunLog, progress_bar, read_metrics
 from ..ranges import AT_LEAST_ONE, SEED, Range, check_ranges
 from ..report.tables import show
-from ..run import CONFIG, EVALUATION, claim, figures_in, read_saved, training_in
+from ..run import CONFIG, EVALUATION, claim, figures_in, read_saved, refuse_links, training_in
 from ..training import make_fabric
 from ..trust import trusting, vet
 from . import pictures
@@ -454,6 +454,8 @@ def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = Fal
     if config["env"]["id"] is None:
         raise UserError("no environment was named; give env.id=<a Gymnasium id>, or experiment=gotoobjmaze")
     _check(config)
+    if resume:
+        refuse_links(path / "checkpoints")
     settings = config["trainer"]
     if settings["threads"]:
         torch.set_num_threads(settings["threads"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from worldmodels.data.arrays import OnDisk, OnHost, fitting, place
-from worldmodels.data.episodes import Episodes, EpisodesWriter
+from worldmodels.data.episodes import Episodes, EpisodesWriter, _own_checksum
 from worldmodels.errors import UserError
 
 
@@ -203,15 +203,29 @@ def damage_version(path):
     (path / "manifest.json").write_text(json.dumps(manifest | {"version": 99}))
 
 
-def damage_key(path):
+def without(path, change):
+    """A manifest that lacks something, written with a checksum that fits."""
     manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["lengths"]
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest | {"checksum": _own_checksum(manifest)}))
+
+
+def damage_key(path):
+    without(path, lambda manifest: manifest.pop("lengths"))
 
 
 def damage_arrays(path):
+    without(path, lambda manifest: manifest["arrays"].pop("observations"))
+
+
+def damage_length(path):
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace("[3, 2]", "[2, 3]"))
+
+
+def damage_checksum(path):
     manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["arrays"]["observations"]
+    del manifest["checksum"]
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -229,6 +243,8 @@ def damage_missing(path):
         (damage_version, "version 99"),
         (damage_key, "lengths"),
         (damage_arrays, "observations"),
+        (damage_length, "does not match its checksum"),
+        (damage_checksum, "does not match its checksum"),
         (damage_missing, "missing"),
     ],
 )

@@ -99,14 +99,35 @@ def test_what_is_ours_is_not_named_elsewhere(folder):
         {"env__kwargs": {"deep": [{"_target_": "stranger_cores.Core"}]}},
         {"task": {"_target_": "worldmodels.tasks.views.PartialViews", "policy": "stranger_cores:Core"}},
         {"env__kwargs": {"anything": "stranger_cores:Core"}},
+        {"task": {"_target_": "worldmodels.tasks.views.PartialViews", "policy": "stranger_cores"}},
     ],
 )
 @pytest.mark.parametrize("command", ["evaluate", "rollout", "train"])
 def test_nothing_a_run_names_is_imported(folder, changes, command, capsys):
     edited(folder / "runs/plain", **changes)
     words = ["resume=runs/plain"] if command == "train" else ["run=runs/plain"]
-    assert "add trust=stranger_cores" in refused(capsys, command, *words)
-    assert not (folder / "imported").exists() and "stranger_cores" not in sys.modules
+    said = refused(capsys, command, *words)
+    assert "add trust=stranger_cores" in said or "which is no module.Name" in said
+    assert not (folder / "imported").exists() and "stranger_cores" not in sys.modules and str(folder) not in sys.path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env__id": "worldmodels:stranger_cores:Any-v0"},
+        {"core___target_": "stranger cores.Core"},
+        {"core___target_": "\x1b[2Kgood.Core"},
+        {"core___target_": "strang\u0435r_cores.Core"},
+        {"task": {"_target_": "Core"}},
+    ],
+)
+def test_names_that_only_look_like_names_are_refused(folder, changes, capsys):
+    (folder / "worldmodels:stranger_cores.py").write_text(MODULE)
+    edited(folder / "runs/plain", **changes)
+    for words in (["evaluate", "run=runs/plain", "trust=stranger_cores,good"], ["train", "resume=runs/plain"]):
+        said = refused(capsys, *words)
+        assert "which is no module.Name" in said and "\x1b" not in said
+    assert not (folder / "imported").exists()
 
 
 def test_a_class_of_python_is_not_called(folder, capsys):
@@ -146,7 +167,7 @@ def test_own_runs_are_known_by_what_they_name(trained, folder, monkeypatch, caps
 
 def test_trust_in_a_module_is_none_in_what_it_imports(folder, capsys):
     edited(folder / "runs/own", core___target_="stranger_cores.Popen")
-    assert "only imports" in refused(capsys, "evaluate", "run=runs/own", "trust=stranger_cores")
+    assert "only imports is not trusted" in refused(capsys, "evaluate", "run=runs/own", "trust=stranger_cores")
     edited(folder / "runs/own", core___target_="stranger_cores.gym.Env")
     assert "add trust=stranger_cores.gym" in refused(capsys, "evaluate", "run=runs/own", "trust=stranger_cores")
 
@@ -180,6 +201,11 @@ def test_an_encoder_of_a_run_is_vetted(folder, capsys):
     ("text", "said"),
     [
         ("seed: ${oc.env:HOME}\nmodel: {}\n", "looked up on this machine"),
+        ('label: "\\x24{oc.env:HOME}"\nmodel: {}\n', "looked up on this machine"),
+        ('env: {"\\x24{oc.env:HOME}": 1}\nmodel: {}\n', "looked up on this machine"),
+        ("env: {kwargs: {a: !!binary aGk=}}\nmodel: {}\n", "not the config of a run"),
+        ('env: {kwargs: {a: !!python/object/apply:pathlib.PosixPath ["a"]}}\nmodel: {}\n', "not the config of a run"),
+        ("# " + "]" * 20_000 + "\na: " + "[" * 20_000, "nested too deep"),
         ("a: &a [1, 2]\nb: *a\nmodel: {}\n", "aliases"),
         ("[" * 100_000, "nested too deep"),
         ("- " * 50_000 + "1", "nested too deep"),
@@ -218,6 +244,71 @@ def test_links_in_a_run_lead_nowhere(folder, tmp_path, name, capsys):
     assert target.read_text() == "mine" if target.is_file() else not list(target.iterdir())
 
 
+def test_pictures_of_a_report_replace_a_link(folder, tmp_path):
+    target = tmp_path / "mine"
+    target.write_text("mine")
+    for name in ("scoreboard.png", "scoreboard.md", "scoreboard.csv"):
+        (folder / "runs/plain" / name).symlink_to(target)
+    assert main(["report", "runs/plain"]) == 0
+    assert target.read_text() == "mine" and not (folder / "runs/plain/scoreboard.png").is_symlink()
+
+
+def test_a_link_that_waits_for_a_process_number_is_not_followed(tmp_path):
+    target = tmp_path / "mine"
+    target.write_text("mine")
+    (tmp_path / f".evaluation.json.{os.getpid()}.partial").symlink_to(target)
+    checkpoints.write_aside(tmp_path / "evaluation.json", b"{}")
+    assert target.read_text() == "mine" and (tmp_path / "evaluation.json").read_bytes() == b"{}"
+
+
+def test_a_task_with_a_folder_of_its_own_records_inside_the_run(folder):
+    config = worldmodels.run.read_config(folder / "runs/plain")
+    config["task"] = {"_target_": "worldmodels.tasks.views.PartialViews"}
+    assert worldmodels.run._kept_inside(Path("r"), config)["task"]["data_dir"] == [Path("r/data"), "data"]
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, "5", "[]", "{}", '"agent"', '{"agent": 1}', '{"all": 5}'])
+def test_evaluations_of_another_shape_get_one_line(folder, content, capsys):
+    (folder / "runs/plain/evaluation.json").write_text(content)
+    for words in (["compare", "runs=runs/plain"], ["report", "runs/plain"]):
+        refused(capsys, *words)
+
+
+def test_what_a_terminal_would_obey_is_not_printed(folder, capsys):
+    file = folder / "runs/plain/evaluation.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"core": "\x1b]0;x\x07[red]gnn[/x]", "alarms": ["\x1b[2J[/y]"]}))
+    (folder / "runs/plain/checkpoints/newest").write_text("step_\x1b[2J")
+    assert main(["compare", "runs=runs/plain"]) == 0 and main(["evaluate", "run=runs/plain"]) == 0
+    captured = capsys.readouterr()
+    assert "\x1b]" not in captured.out + captured.err and "\x1b[2J" not in captured.out + captured.err
+
+
+def test_only_plain_files_are_read_from_a_checkpoint(folder, capsys):
+    file = checkpoints.latest(folder / "runs/plain") / "model.safetensors"
+    file.unlink()
+    os.mkfifo(file)
+    assert "no plain file" in refused(capsys, "evaluate", "run=runs/plain")
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert "no plain file" in refused(capsys, "evaluate", "run=runs/plain")
+
+
+def test_a_resume_leaves_checkpoints_elsewhere_alone(folder, capsys):
+    edited(folder / "runs/plain", trainer__steps=9)
+    (folder / "runs/plain/checkpoints").rename(folder / "others")
+    (folder / "runs/plain/checkpoints").symlink_to(folder / "others")
+    before = sorted((folder / "others").iterdir())
+    assert "is a link to" in refused(capsys, "train", "resume=runs/plain")
+    assert sorted((folder / "others").iterdir()) == before
+
+
+def test_weights_the_model_does_not_have_are_refused(tmp_path):
+    checkpoints.save(tmp_path, 1, torch.nn.Linear(2, 2), {})
+    with pytest.raises(worldmodels.UserError, match="another model than its config.yaml says: it has bias"):
+        checkpoints.load_weights(checkpoints.latest(tmp_path), torch.nn.Linear(2, 2, bias=False))
+
+
 def test_evaluations_replace_a_link(folder, tmp_path):
     target = tmp_path / "mine"
     target.write_text("mine")
@@ -245,7 +336,7 @@ def manifest(path, change):
     file.write_text(json.dumps(content | {"checksum": _own_checksum(content)}))
 
 
-@pytest.mark.parametrize("name", ["../secret.bin", "/etc/hostname", "..", "", "sub/x.bin", "manifest.json", 5])
+@pytest.mark.parametrize("name", ["../secret.bin", "/etc/hostname", "..", "", "sub/x.bin", "manifest.json", 5, "a\0b"])
 def test_manifests_name_files_beside_them(data, name):
     (data.parent / "secret.bin").write_bytes((data / "actions.bin").read_bytes())
     manifest(data, lambda content: content["arrays"]["actions"].update(file=name))
@@ -288,7 +379,7 @@ def test_sizes_are_checked_before_memory_is_taken(data, change):
         Episodes.load(data)
 
 
-@pytest.mark.parametrize("shape", [[1 << 40, 4], [18, 1 << 40], [-18, -4], [18.0, 4], [True], [], "18"])
+@pytest.mark.parametrize("shape", [[18, 0], [1 << 40, 4], [18, 1 << 40], [-18, -4], [18.0, 4], [True], [], "18"])
 def test_shapes_are_checked_before_memory_is_taken(data, shape):
     manifest(data, lambda content: content["arrays"]["observations"].update(shape=shape))
     with pytest.raises(worldmodels.UserError, match=r"manifest\.json: |the data are truncated"):

@@ -9,7 +9,9 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
+import stat
 import sys
 import warnings
 import zlib
@@ -34,16 +36,31 @@ _INSTEAD = "remove this checkpoint to use the one before it"
 
 
 def write_aside(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: aside first, flushed to disk, then renamed."""
+    """Write a file whole or not at all: aside first, flushed to disk, then renamed. Links are replaced, not followed."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    aside.unlink(missing_ok=True)  # of a killed process that had this number, or a link that leads elsewhere
     try:
-        with aside.open("wb") as stream:
+        with aside.open("xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def read_plain(file: Path, most: int = 1 << 36) -> bytes:
+    """What a file of a folder holds that may be from anyone: no link, device or pipe, and not more than so many bytes.
+
+    Raises:
+        OSError: it cannot be read, or is none of that.
+    """
+    about = file.lstat()
+    if not stat.S_ISREG(about.st_mode):
+        raise OSError(f"{file.name} is no plain file")
+    if about.st_size > most:
+        raise OSError(f"{file.name} has {about.st_size:,} bytes")
+    return file.read_bytes()
 
 
 def folder(run: Path, step: int) -> Path:
@@ -53,7 +70,7 @@ def folder(run: Path, step: int) -> Path:
 
 def latest(run: Path) -> Path | None:
     """The newest whole checkpoint of a run, or None."""
-    whole = [path for path in (run / "checkpoints").glob("step_*") if (path / "meta.json").is_file()]
+    whole = [path for path in (run / "checkpoints").glob("step_" + 12 * "[0-9]") if (path / "meta.json").is_file()]
     return max(whole, default=None)
 
 
@@ -64,8 +81,10 @@ def newest(run: Path) -> Path | None:
         UserError: checkpoints were written, and none is left.
     """
     found, pointer = latest(run), run / "checkpoints" / NEWEST
-    written = pointer.read_text(encoding="utf-8", errors="replace").strip() if pointer.is_file() else ""
-    if written and found is None:
+    written = read_plain(pointer, 100).decode(errors="replace") if pointer.is_file() else ""
+    if not re.fullmatch(r"step_\d{12}", written):
+        return found
+    if found is None:
         raise UserError(f"{run / 'checkpoints' / written} is missing, and so are all before it; start a new run")
     if found is not None and written > found.name:
         print(f"worldmodels: {run / 'checkpoints' / written} is missing; this is {found.name}", file=sys.stderr)
@@ -156,7 +175,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         UserError: not a checkpoint of ours, or a damaged one.
     """
     try:
-        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        meta = json.loads(read_plain(path / "meta.json", 1 << 20))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a checkpoint of worldmodels ({error}); give a run folder of ours") from error
     known = (
@@ -164,7 +183,9 @@ def read_meta(path: Path) -> dict[str, Any]:
     )
     if not known or not {"step", "processes"} <= set(meta):
         raise UserError(f"{path} is a checkpoint of another program or release; expected {FORMAT} version {VERSION}")
-    whole = meta["version"] == WITHOUT_CHECKSUMS or meta.get("checksum") == _own_checksum(meta)
+    whole = meta["version"] == WITHOUT_CHECKSUMS or (
+        meta.get("checksum") == _own_checksum(meta) and isinstance(meta.get("files"), dict)
+    )
     if not whole or meta["step"] != step_of(path):
         raise UserError(f"{path / 'meta.json'} does not match its checksum or its folder: it is damaged; {_INSTEAD}")
     return meta
@@ -177,7 +198,7 @@ def _read(path: Path, name: str, meta: dict[str, Any]) -> bytes:
         UserError: it is not.
     """
     try:
-        data = (path / name).read_bytes()
+        data = read_plain(path / name)
     except OSError as error:
         raise UserError(f"{path / name} cannot be read ({error}); {_INSTEAD}") from error
     if meta["version"] != WITHOUT_CHECKSUMS and meta["files"].get(name) != _checksum(data):
@@ -197,7 +218,10 @@ def load_weights(path: Path, model: nn.Module) -> None:
         spoilt = [name for name, w in weights.items() if w.is_floating_point() and not bool(torch.isfinite(w).all())]
         if spoilt:
             raise UserError(f"{path / 'model.safetensors'} has weights that are not finite ({spoilt[0]}); {_INSTEAD}")
-        model.load_state_dict({name: weights[first] for name, first in _first_names(model).items() if first in weights})
+        first_names = _first_names(model)
+        if foreign := sorted(set(weights) - set(first_names.values())):
+            raise UserError(f"{path} was made by another model than its config.yaml says: it has {foreign[0]}")
+        model.load_state_dict({name: weights[first] for name, first in first_names.items() if first in weights})
     except SafetensorError as error:
         raise UserError(f"{path / 'model.safetensors'} cannot be read ({error}); {_INSTEAD}") from error
     except RuntimeError as error:

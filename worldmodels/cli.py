@@ -170,7 +170,13 @@ def main(arguments: list[str] | None = None) -> int:
         if error.errno in full:
             what = full[error.errno]
             line = f"{what}{where}; make room and go on with resume=<the run folder>; older checkpoints are whole"
-    print(f"worldmodels: {' '.join(line.split())}", file=sys.stderr)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+        if debug or name not in READING:
+            raise
+        said = (str(error) or repr(error)).splitlines()[0]
+        line = f"what was read is damaged or not ours ({type(error).__name__}: {said}); --debug shows where it failed"
+    plain = "".join(letter if letter.isprintable() else "?" for letter in " ".join(line.split()))
+    print(f"worldmodels: {plain}", file=sys.stderr)
     return 2
 
 
@@ -262,22 +268,18 @@ def _show_agents(evaluations: dict[str, dict[str, Any]], *, over_seeds: bool) ->
 
 
 def _compare(words: list[str]) -> None:
-    import json
-
     from .report.tables import show
-    from .run import EVALUATION, load
+    from .run import EVALUATION, load, read_evaluation
     from .trust import listed
 
     arguments = _parsed(CompareArguments, words)
     evaluations = {}
-    for path in [arguments.runs] if isinstance(arguments.runs, str) else arguments.runs:
+    paths = [arguments.runs] if isinstance(arguments.runs, str) else list(arguments.runs)
+    for path in paths:
         file = Path(path) / EVALUATION
         if not file.is_file():
             raise UserError(f"{file} does not exist; run 'worldmodels evaluate run={path}' first")
-        try:
-            evaluations[path] = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{file} is not JSON; run 'worldmodels evaluate run={path}' again") from error
+        evaluations[path] = read_evaluation(Path(path))
     if not evaluations:
         raise UserError("no runs were named; give runs=[runs/a,runs/b]")
     if all("agent" in evaluation for evaluation in evaluations.values()):
@@ -290,7 +292,7 @@ def _compare(words: list[str]) -> None:
     names = {task.name for task in tasks.values()}
     if len(names) > 1:
         raise UserError(f"runs of one task make a table; these are of {sorted(names)}")
-    show(tasks[arguments.runs[0]].table(evaluations, names.pop()))
+    show(tasks[paths[0]].table(evaluations, names.pop()))
 
 
 def _report(words: list[str]) -> None:
@@ -467,6 +469,9 @@ def _check(words: list[str]) -> None:
         raise UserError(f"{words[0]}: {len(found.mend)} thing{'s' * (len(found.mend) > 1)} to mend")
     print(f"{words[0]}: all checks passed")
 
+
+READING = ("evaluate", "evaluate-agent", "rollout", "compare", "report")
+"""Commands that open folders which may be from anyone."""
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": _train,

@@ -50,9 +50,9 @@ def read_metrics(run: Path, *, last: int | None = None) -> list[dict[str, Any]]:
         for line in written.splitlines():
             try:
                 values = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(values, dict) and "step" in values:
+            if isinstance(values, dict) and isinstance(values.get("step"), int):
                 lines.append(values)
     return lines
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from .config import TrainConfig, plain
 from .data.episodes import Episodes
 from .errors import UserError
 from .logging import read_metrics
-from .plugins import build, constructor, core_builder
+from .plugins import build, constructor, core_builder, options_of
 from .ranges import check_ranges
 from .tasks import TASKS, Task
 from .training import TrainerSettings, check_settings, fit, make_fabric
@@ -27,7 +26,8 @@ from .trust import remember, trusting, vet
 
 CONFIG = "config.yaml"
 EVALUATION = "evaluation.json"
-_LARGEST_CONFIG, _DEEPEST_CONFIG = 1 << 17, 100  # bytes, brackets or columns; YAML is slow in what is longer or deeper
+_LARGEST_EVALUATION = 1 << 26  # bytes
+_LARGEST_CONFIG, _MOST_BRACKETS, _DEEPEST_CONFIG = 1 << 17, 1000, 100  # bytes, brackets, columns: YAML is slow in more
 _MOVED = {  # where tasks lay before, in the configs of old runs
     "worldmodels.tasks.Adding": "adding",
     "worldmodels.tasks.CoordinateArithmetic": "arithmetic",
@@ -107,12 +107,12 @@ def figures_in(path: Path) -> Path:
         UserError: it leads elsewhere.
     """
     folder = path / "figures"
-    _refuse_links(folder)
+    refuse_links(folder)
     folder.mkdir(exist_ok=True)
     return folder
 
 
-def _refuse_links(folder: Path) -> None:
+def refuse_links(folder: Path) -> None:
     """Refuse to write where a link in a run's folder, which may be from anyone, leads.
 
     Raises:
@@ -171,8 +171,8 @@ class Run:
         if episode < 0:
             raise UserError(f"episode={episode}; episodes and examples are numbered from 0")
         folder = figures_in(self.path)
-        saved = self.path / EVALUATION
-        result = json.loads(saved.read_text(encoding="utf-8")) if saved.is_file() else self.evaluate(quiet=quiet)
+        scored = (self.path / EVALUATION).is_file()
+        result = read_evaluation(self.path) if scored else self.evaluate(quiet=quiet)
         return self.task.draw(self.model.eval(), result, read_metrics(self.path), folder, episode)
 
     def rollout(self, observations: Any, actions: Any) -> Tensor:
@@ -221,6 +221,7 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
         task.collect(quiet=quiet)
     about = task.about()
     if resume:
+        refuse_links(path / "checkpoints")
         _refuse_other_data(path, config.get("model", {}), about)
     torch.manual_seed(config["seed"])
     model = task.model(core_builder(config["core"]), about)
@@ -319,6 +320,32 @@ def read_config(path: Path) -> dict[str, Any]:
     return config | {"task": config["task"] | TASKS[moved]} if moved else config
 
 
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """What a run's ``evaluation.json`` says, without characters that a terminal would obey.
+
+    Raises:
+        UserError: it is not JSON.
+    """
+    file = path / EVALUATION
+    try:
+        result = json.loads(checkpoints.read_plain(file, _LARGEST_EVALUATION))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not JSON; run 'worldmodels evaluate run={path}' again") from error
+    if not isinstance(result, dict):
+        raise UserError(f"{file} holds no scores; run 'worldmodels evaluate run={path}' again")
+    printable: dict[str, Any] = _printable(result)
+    return printable
+
+
+def _printable(value: Any) -> Any:
+    """Nested values with nothing but printable characters in their strings."""
+    if isinstance(value, str):
+        return "".join(letter if letter.isprintable() else "?" for letter in value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(inside) for key, inside in value.items()}
+    return [_printable(inside) for inside in value] if isinstance(value, list) else value
+
+
 def is_agent(path: Path) -> bool:
     """Whether a folder holds an agent's run."""
     try:
@@ -356,17 +383,15 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         raise UserError(
             f"no run at {file.parent}: it has no {CONFIG}; give the folder that 'worldmodels train' printed"
         )
-    if file.stat().st_size > _LARGEST_CONFIG:
-        raise _not_ours(file, f"it has {file.stat().st_size:,} bytes")
     try:
-        text = file.read_text(encoding="utf-8")
-        if "${" in text:
-            raise _not_ours(file, "it has ${...}, which would be looked up on this machine")
-        if _depth(text) > _DEEPEST_CONFIG:
+        text = checkpoints.read_plain(file, _LARGEST_CONFIG).decode()
+        if text.count("[") + text.count("{") > _MOST_BRACKETS or _indented(text) > _DEEPEST_CONFIG:
             raise _not_ours(file, "it is nested too deep")
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
             raise _not_ours(file, "it has aliases")
-        saved = OmegaConf.to_container(OmegaConf.load(file))
+        saved = OmegaConf.to_container(OmegaConf.create(text))
+        if "${" in json.dumps(saved):
+            raise _not_ours(file, "it has ${...}, which would be looked up on this machine")
     except UserError:
         raise
     except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, TypeError, RecursionError) as error:
@@ -376,11 +401,9 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return {str(key): value for key, value in saved.items()}
 
 
-def _depth(text: str) -> int:
-    """How deep YAML can be nested at most: brackets that are open at once, or columns before the first word of a line."""
-    brackets = {"[": 1, "{": 1, "]": -1, "}": -1}
-    opened = max(accumulate(brackets[letter] for letter in text if letter in brackets), default=0)
-    return max(opened, *(len(line) - len(line.lstrip(" -?")) for line in text.splitlines() or [""]))
+def _indented(text: str) -> int:
+    """Columns before the first word of a line, the most of all lines."""
+    return max((len(line) - len(line.lstrip(" -?")) for line in text.splitlines()), default=0)
 
 
 def _not_ours(file: Path, why: str) -> UserError:
@@ -393,9 +416,9 @@ def _kept_inside(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: that would lead elsewhere.
     """
-    _refuse_links(path / "data")
+    refuse_links(path / "data")
     data, task = config["data"], config["task"]
     inside = {"data": data | {"dir": [path / "data", data["dir"]]}}
-    if "data_dir" in task:
-        inside["task"] = task | {"data_dir": [path / "data", task["data_dir"]]}
+    if "data_dir" in options_of(constructor("task", task or TASKS["transitions"])):
+        inside["task"] = task | {"data_dir": [path / "data", task.get("data_dir", "data")]}
     return config | inside

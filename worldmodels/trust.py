@@ -26,8 +26,8 @@ from .plugins import offered
 from .tasks import TASKS
 
 _TABLES = {"cores": CORES, "encoders": ENCODERS, "tasks": TASKS}
-_MODULE_AND_NAME = re.compile(r"[^\W\d][\w.]*:[\w./-]+")
-_NAMING = ("id", "env_id", "policy")  # keys whose values are imported where they have a colon
+_NAME = re.compile(r"[A-Za-z_][\w.]*[.:][\w./-]+", re.ASCII)  # module.Name, or module:Name with one colon
+_NAMING = ("id", "env_id")  # keys whose values are imported where they have a colon
 _said: ContextVar[tuple[str, ...]] = ContextVar("trusted modules", default=())
 
 
@@ -59,17 +59,19 @@ def vet(folder: Path, config: Mapping[str, Any]) -> None:
     foreign = named_elsewhere(config)
     if not foreign:
         return
-    import_from_here()
-    if _fingerprint(folder, foreign) in _fingerprints():
-        return
+    own = _fingerprint(folder, foreign) in _fingerprints()
     for key, name in foreign:
-        module = _module(name)
-        if module not in _said.get():
+        if not _NAME.fullmatch(name):
+            raise UserError(f"{folder} names {key}={name!a}, which is no module.Name or module:Name")
+        if not own and _module(name) not in _said.get():
             raise UserError(
                 f"{folder} names {key}={name}, which is neither ours nor an installed plug-in's, and opening the run would "
-                f"execute it; if you trust it, add trust={module}"
+                f"execute it; if you trust it, add trust={_module(name)}"
             )
-        _refuse_passing_on(key, name, module)
+    import_from_here()
+    for key, name in foreign:
+        if not own:
+            _refuse_passing_on(key, name)
 
 
 def remember(folder: Path, config: Mapping[str, Any]) -> None:
@@ -101,7 +103,7 @@ def named_elsewhere(config: Mapping[str, Any]) -> list[tuple[str, str]]:
             if value not in ours:
                 found.append((key, value))
         elif _imports(key.rpartition(".")[2], value):
-            if value.partition(":")[0] not in modules:
+            if value.count(":") != 1 or value.partition(":")[0] not in modules:
                 found.append((key, value))
         elif key == "encoder.options.encoder" and value not in encoders and value not in ours:  # of an agent
             found.append((key, value))
@@ -112,7 +114,7 @@ def _imports(key: str, value: str) -> bool:
     """Whether a string is ``module:Name``, as the id of an environment or a policy can be."""
     if key in _NAMING:
         return ":" in value
-    return key != "device" and _MODULE_AND_NAME.fullmatch(value) is not None
+    return key == "policy" or (key != "device" and ":" in value and _NAME.fullmatch(value) is not None)
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -132,22 +134,22 @@ def _module(name: str) -> str:
     return name.partition(":")[0] if ":" in name else name.rpartition(".")[0]
 
 
-def _refuse_passing_on(key: str, name: str, module: str) -> None:
+def _refuse_passing_on(key: str, name: str) -> None:
     """Refuse what a trusted module has only imported: trusting it is no trust in what it uses.
 
     Raises:
         UserError: naming it.
     """
-    if key.rpartition(".")[2] in ("id", "env_id"):  # an id is looked up in Gymnasium's registry, not in the module
+    if key.rpartition(".")[2] in _NAMING:  # an id is looked up in Gymnasium's registry, not in the module
         return
+    module = _module(name)
     try:
-        found = getattr(importlib.import_module(module), name[len(module) + 1 :], None)
+        found = getattr(importlib.import_module(module), name[len(module) + 1 :])
     except Exception as error:  # a user's module may raise anything
         raise UserError(f"{key}={name} cannot be imported: {error!r}") from error
-    home = getattr(found, "__module__", None) or ""
-    if found is not None and home.partition(".")[0] != module.partition(".")[0]:
+    if getattr(found, "__module__", None) != module:
         raise UserError(
-            f"{key}={name} is {home}.{found.__qualname__}; what {module} only imports is not trusted with it"
+            f"{key}={name} is not defined in {module}; what that module only imports is not trusted with it"
         )
 
 

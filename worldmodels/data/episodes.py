@@ -18,7 +18,8 @@ from ..errors import UserError
 from .arrays import Array, OnDisk, budget, fitting, place
 
 FORMAT = "worldmodels episodes"
-VERSION = 1
+VERSION = 2
+WITHOUT_CHECKSUM = 1  # the version before, whose manifests have no checksum; it is still read
 MANIFEST = "manifest.json"
 VERIFIED: set[tuple[Any, ...]] = set()
 """Files whose checksum this process has compared: path, time of the last change and checksum."""
@@ -173,9 +174,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(f"{path / MANIFEST} is not JSON ({error}); collect the data again") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"{path / MANIFEST} is not a manifest of {FORMAT}; was this folder written by another program?")
-    if manifest.get("version") != VERSION:
+    if manifest.get("version") not in (VERSION, WITHOUT_CHECKSUM):
         raise UserError(f"{path} has format version {manifest.get('version')}; this release reads {VERSION}")
-    if manifest.get("checksum", _own_checksum(manifest)) != _own_checksum(manifest):
+    if manifest["version"] == VERSION and manifest.get("checksum") != _own_checksum(manifest):
         raise UserError(
             f"{path / MANIFEST} does not match its checksum: it was edited or damaged, collect the data again"
         )
@@ -183,7 +184,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _own_checksum(manifest: Mapping[str, Any]) -> str:
-    """Of all that a manifest says but its checksum, which those of earlier releases lack."""
+    """Of all that a manifest says but its checksum."""
     said = {key: manifest[key] for key in sorted(manifest) if key != "checksum"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -205,18 +206,24 @@ def _checked(manifest: Mapping[str, Any]) -> dict[str, _Entry]:
         KeyError, TypeError, ValueError, AttributeError: it is none of ours.
     """
     lengths = manifest["lengths"]
-    if not isinstance(lengths, list) or not all(type(length) is int and length >= 0 for length in lengths):
+    if not isinstance(lengths, list) or not all(type(length) is int and 0 <= length < 1 << 48 for length in lengths):
         raise ValueError("lengths are no list of whole numbers")
     if not isinstance(manifest["about"], dict):
         raise TypeError("about is no mapping")
     entries = {}
     for name, entry in manifest["arrays"].items():
         file, dtype, shape = entry["file"], np.dtype(str(entry["dtype"])), entry["shape"]
-        if not isinstance(file, str) or Path(file).name != file or file in ("", "..", MANIFEST):
+        if (
+            not isinstance(file, str)
+            or not file.isprintable()
+            or Path(file).name != file
+            or file in ("", "..", MANIFEST)
+        ):
             raise ValueError(f"array {name!r} lies in {file!r}, which is no name of a file in this folder")
         if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
             raise ValueError(f"array {name!r} is of {dtype.str!r}, which is no plain number of this machine")
-        if not isinstance(shape, list) or not shape or not all(type(size) is int and size >= 0 for size in shape):
+        plain = isinstance(shape, list) and shape and all(type(size) is int and size >= 0 for size in shape)
+        if not plain or 0 in shape[1:]:
             raise ValueError(f"array {name!r} has the shape {shape!r}")
         if shape[0] != sum(lengths) + len(lengths):
             raise ValueError(

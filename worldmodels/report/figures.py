@@ -1,10 +1,13 @@
 """What all pictures share: colours, an empty figure, lines against steps, and PNG files."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from ..checkpoints import write_aside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +29,9 @@ def rgb(color: str) -> np.ndarray:
 
 def save(figure: "Figure", path: Path) -> Path:
     """Write a figure to a PNG file and return its path."""
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120, bbox_inches="tight")
+    write_aside(path, picture.getvalue())
     return path
 
 

@@ -18,7 +18,7 @@ from ..errors import UserError, nearest
 from ..logging import SECONDS, read_metrics
 from ..metrics import probability_of_improvement, seeds_interval
 from ..plugins import offered
-from ..run import CONFIG, EVALUATION, is_agent, read_config
+from ..run import CONFIG, EVALUATION, is_agent, read_config, read_evaluation
 from ..tasks import TASKS
 
 BASELINES = ("gnn", "gru", "lstm")
@@ -251,11 +251,8 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, config: Mapping[str, Any]) -> _Run:
-    try:
-        evaluation = json.loads((path / EVALUATION).read_text(encoding="utf-8"))
-        lacks = [key for key in ("all", "episodes", "parameters", "core_parameters") if not evaluation.get(key)]
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{path / EVALUATION} is not JSON; run 'worldmodels evaluate run={path}' again") from error
+    evaluation = read_evaluation(path)
+    lacks = [key for key in ("all", "episodes", "parameters", "core_parameters") if not evaluation.get(key)]
     if lacks:
         raise UserError(f"{path / EVALUATION} lacks {', '.join(lacks)}; run 'worldmodels evaluate run={path}' again")
     name = core_name(config["core"])

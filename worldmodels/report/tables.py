@@ -11,9 +11,9 @@ _SECTIONS = {"all": "all", "in_episode": "in-episode", "moved": "with a push"}
 
 def show(table: RenderableType) -> None:
     """Print a table, as wide as it needs to be where output is no terminal."""
-    console = Console()
+    console = Console(markup=False)
     if not console.is_terminal:
-        console = Console(width=120)
+        console = Console(markup=False, width=120)
     console.print(table)
 
 

@@ -421,6 +421,8 @@ def _imported(path: str | None) -> Callable[..., Any] | None:
     if path is None:
         return None
     module, _, name = path.partition(":")
+    if not name:
+        raise UserError(f"task.policy={path}; write module:name")
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except Exception as error:  # a user's module may raise anything
