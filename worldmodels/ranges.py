@@ -61,7 +61,7 @@ def check_ranges(what: str, target: Any, values: Mapping[str, Any]) -> None:
             check_ranges(key, hint, value)
         elif get_origin(hint) is Annotated:
             kind, allowed = get_args(hint)
-            several = get_origin(kind) is list or list in map(get_origin, get_args(kind))
+            several = "list[" in str(kind)
             for one in value if several and isinstance(value, (list, tuple)) else [value]:
                 _check(key, value, one, kind, allowed)
 
