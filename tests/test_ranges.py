@@ -1,6 +1,7 @@
 """Values out of their range are refused in one line, before anything is written."""
 
 import math
+from pathlib import Path
 from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
@@ -76,6 +77,14 @@ def test_any_value_is_within_its_range_or_refused(data):
         assert fits or (value is None and ("None" in str(kind) or "Any" in str(kind)))
 
 
+def refused(capsys, *words):
+    """One line that names the last word's option, and no folder."""
+    assert main([*words, "run=runs/x"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and words[-1].split("=")[0] in err, err
+    assert not Path("runs/x").exists()
+
+
 def numbers(target, prefix=""):
     """Dotted names of all numbers of a schema, and whether they have a range."""
     for name, hint in get_type_hints(target, include_extras=True).items():
@@ -120,10 +129,7 @@ def test_every_number_of_a_config_has_a_range(schema):
 )
 def test_train_refuses_them_before_anything_is_written(word, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", *SMOKE, word, "run=runs/x"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and word.split("=")[0] in err, err
-    assert not (tmp_path / "runs/x").exists()
+    refused(capsys, "train", *SMOKE, word)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +154,7 @@ def test_train_refuses_them_before_anything_is_written(word, tmp_path, monkeypat
 )
 def test_train_agent_refuses_them_before_anything_is_written(word, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["train-agent", *AGENT, word, "run=runs/x"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and word.split("=")[0] in err, err
-    assert not (tmp_path / "runs/x").exists()
+    refused(capsys, "train-agent", *AGENT, word)
 
 
 def test_from_python_too():

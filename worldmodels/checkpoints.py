@@ -86,7 +86,7 @@ def newest(run: Path) -> Path | None:
         return found
     if found is None:
         raise UserError(f"{run / 'checkpoints' / written} is missing, and so are all before it; start a new run")
-    if found is not None and written > found.name:
+    if written > found.name:
         print(f"worldmodels: {run / 'checkpoints' / written} is missing; this is {found.name}", file=sys.stderr)
     return found
 

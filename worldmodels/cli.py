@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError, nearest
+from .errors import UserError, nearest, printable
 
 USAGE = """usage: worldmodels COMMAND [key=value ...] [--debug]
 
@@ -175,8 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         said = (str(error) or repr(error)).splitlines()[0]
         line = f"what was read is damaged or not ours ({type(error).__name__}: {said}); --debug shows where it failed"
-    plain = "".join(letter if letter.isprintable() else "?" for letter in " ".join(line.split()))
-    print(f"worldmodels: {plain}", file=sys.stderr)
+    print(f"worldmodels: {printable(' '.join(line.split()))}", file=sys.stderr)
     return 2
 
 

@@ -8,6 +8,11 @@ class UserError(ValueError):
     """What was received, what was expected and what to do, in one line; commands print it and exit with code 2."""
 
 
+def printable(text: str) -> str:
+    """A text without characters that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error line about an unknown name: the nearest known one, or all of them."""
     known = sorted(known)

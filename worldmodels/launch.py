@@ -153,7 +153,8 @@ def command(
         others = [word for word in words if word not in resume + trust]
         if others:
             raise UserError(f"resume= goes on with the run's own config; leave out {others[0]!r}")
-        path, config = Path(_value(resume[0])), read(Path(_value(resume[0])))
+        path = Path(_value(resume[0]))
+        config = read(path)
         with trusting(module for word in trust for module in listed(_value(word))):
             vet(path, config)
             finish(run(config, path, resume=True))

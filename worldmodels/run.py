@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from . import checkpoints
 from .config import TrainConfig, plain
 from .data.episodes import Episodes
-from .errors import UserError
+from .errors import UserError, printable
 from .logging import read_metrics
 from .plugins import build, constructor, core_builder, options_of
 from .ranges import check_ranges
@@ -333,14 +333,14 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         raise UserError(f"{file} is not JSON; run 'worldmodels evaluate run={path}' again") from error
     if not isinstance(result, dict):
         raise UserError(f"{file} holds no scores; run 'worldmodels evaluate run={path}' again")
-    printable: dict[str, Any] = _printable(result)
-    return printable
+    told: dict[str, Any] = _printable(result)
+    return told
 
 
 def _printable(value: Any) -> Any:
     """Nested values with nothing but printable characters in their strings."""
     if isinstance(value, str):
-        return "".join(letter if letter.isprintable() else "?" for letter in value)
+        return printable(value)
     if isinstance(value, dict):
         return {_printable(key): _printable(inside) for key, inside in value.items()}
     return [_printable(inside) for inside in value] if isinstance(value, list) else value

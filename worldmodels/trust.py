@@ -69,8 +69,8 @@ def vet(folder: Path, config: Mapping[str, Any]) -> None:
                 f"execute it; if you trust it, add trust={_module(name)}"
             )
     import_from_here()
-    for key, name in foreign:
-        if not own:
+    if not own:
+        for key, name in foreign:
             _refuse_passing_on(key, name)
 
 

@@ -160,7 +160,7 @@ class Episodes:
         mapped = fitting(sizes, budget(torch.device("cpu")) if memory is None else memory)
         arrays = {name: _open_array(path, entry, verify, name in mapped) for name, entry in entries.items()}
         lengths = torch.tensor(manifest["lengths"], dtype=torch.int64)
-        return cls(arrays, lengths, manifest["about"], checksum=_own_checksum(manifest))
+        return cls(arrays, lengths, manifest["about"], checksum=manifest["checksum"])
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -176,16 +176,17 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(f"{path / MANIFEST} is not a manifest of {FORMAT}; was this folder written by another program?")
     if manifest.get("version") not in (VERSION, WITHOUT_CHECKSUM):
         raise UserError(f"{path} has format version {manifest.get('version')}; this release reads {VERSION}")
-    if manifest["version"] == VERSION and manifest.get("checksum") != _own_checksum(manifest):
+    own = _own_checksum(manifest)
+    if manifest["version"] == VERSION and manifest.get("checksum") != own:
         raise UserError(
             f"{path / MANIFEST} does not match its checksum: it was edited or damaged, collect the data again"
         )
-    return manifest
+    return manifest | {"checksum": own}
 
 
 def _own_checksum(manifest: Mapping[str, Any]) -> str:
     """Of all that a manifest says but its checksum."""
-    said = {key: manifest[key] for key in sorted(manifest) if key != "checksum"}
+    said = {key: value for key, value in manifest.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
@@ -236,13 +237,7 @@ def _checked(manifest: Mapping[str, Any]) -> dict[str, _Entry]:
 
 
 def _said(error: Exception) -> str:
-    return (
-        f"it lacks {error}"
-        if isinstance(error, KeyError)
-        else str(error).splitlines()[0]
-        if str(error)
-        else repr(error)
-    )
+    return f"it lacks {error}" if isinstance(error, KeyError) else (str(error) or repr(error)).splitlines()[0]
 
 
 def _open_array(folder: Path, entry: _Entry, verify: bool, mapped: bool) -> Array:
