@@ -1,7 +1,6 @@
 """An agent's run: what ``train-agent`` makes and goes on with, a folder."""
 
 import inspect
-import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,14 +24,14 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from .. import checkpoints
 from ..config import CONFIGS, LoggerConfig, register_cores, register_experiments
-from ..data.collect import OUR_NAMESPACE, find_spec
+from ..data.environments import OUR_NAMESPACE, as_picture, find_spec, refused, resized
 from ..envs.shared import AgentCopies
 from ..errors import UserError
 from ..launch import command, show_folder, train_job
 from ..logging import RunLog, progress_bar, read_metrics
 from ..ranges import AT_LEAST_ONE, SEED, Range, check_ranges
 from ..report.tables import show
-from ..run import CONFIG, EVALUATION, claim, figures_in, read_saved, refuse_links, training_in
+from ..run import CONFIG, claim, figures_in, note_steps, read_saved, refuse_links, training_in, write_evaluation
 from ..training import make_fabric
 from ..trust import trusting, vet
 from . import pictures
@@ -47,6 +46,8 @@ from .vector import VectorEnvAdapter
 class AgentEnvConfig:
     """Which environment, and how many copies of it an agent learns from, in all processes together.
 
+    ``resize`` is the (height, width) that its pictures are brought to, or None.
+
     ``shared`` is for environments with many agents: one policy acts for each of them, seeing what that agent sees; the value
     are the options of ``worldmodels.envs.shared.AgentCopies``. Then steps of training and of a minibatch count every agent's
     steps. None: one policy for the whole environment.
@@ -54,6 +55,7 @@ class AgentEnvConfig:
 
     id: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
+    resize: Annotated[list[int] | None, AT_LEAST_ONE] = None
     num_envs: Annotated[int, AT_LEAST_ONE] = 16
     shared: dict[str, Any] | None = None
 
@@ -89,11 +91,15 @@ class AgentTrainerConfig:
 
 @dataclass
 class AgentEvaluationConfig:
-    """Episodes an agent is scored on: ``variants`` maps a name to options of the environment that differ."""
+    """Episodes an agent is scored on: ``variants`` maps a name to options of the environment that differ.
+
+    An environment that sets its episodes no limit is given one of ``max_steps`` here, 27,000 as Atari has it.
+    """
 
     episodes: Annotated[int, AT_LEAST_ONE] = 500
     num_envs: Annotated[int, AT_LEAST_ONE] = 64
     deterministic: bool = False
+    max_steps: Annotated[int, AT_LEAST_ONE] = 27_000
     seed: Annotated[int, SEED] = 1_000_003
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -144,18 +150,38 @@ class AgentConfig:
 
 
 def make_envs(
-    env_id: str, num_envs: int, kwargs: Mapping[str, Any], device: str, shared: Mapping[str, Any] | None = None
+    env_id: str,
+    num_envs: int,
+    kwargs: Mapping[str, Any],
+    device: str,
+    shared: Mapping[str, Any] | None = None,
+    *,
+    resize: Sequence[int] | None = None,
+    max_steps: int | None = None,
 ) -> VectorEnvAdapter:
     """Vector environments of any id, as an agent sees them: ours in one batch on the device, Atari in ale-py's own.
 
     MiniGrid and BabyAI ids get RGB pictures of the agent's view and the mission as words. With options of ``shared``, if only
-    ``{}``, every agent of a team is an environment of its own.
+    ``{}``, every agent of a team is an environment of its own. Pictures of others become bytes, see ``as_picture``.
+
+    Args:
+        env_id: any Gymnasium id.
+        num_envs: copies.
+        kwargs: keyword arguments of the environment.
+        device: where ours run.
+        shared: options of ``AgentCopies``.
+        resize: (height, width) to which pictures of other environments are brought.
+        max_steps: an episode's limit in those of other environments that have none.
 
     Raises:
         UserError: no such environment, or it refuses the options.
     """
     spec = find_spec(env_id)
     options = dict(kwargs)
+    if resize is not None and spec.vector_entry_point is not None and spec.id.startswith((OUR_NAMESPACE, "ALE/")):
+        raise UserError(
+            f"env.resize is for pictures of other environments; {spec.id} has options of its own for their size"
+        )
     try:
         if spec.id.startswith(OUR_NAMESPACE) and spec.vector_entry_point is not None:
             vector = gym.make_vec(
@@ -166,22 +192,48 @@ def make_envs(
         else:
             if spec.id.startswith(("MiniGrid-", "BabyAI-")):
                 env_id, options = "worldmodels/MiniGrid-v0", {"env_id": spec.id, **options}
-            makers = [lambda: gym.make(env_id, **options)] * num_envs
+            elif spec.max_episode_steps is None and max_steps is not None:
+                options = {"max_episode_steps": max_steps, **options}
+            makers = [lambda: _resized(as_picture(gym.make(env_id, **options)), resize)] * num_envs
             vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
         if shared is not None:
             vector = AgentCopies(vector, **shared)
-    except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
-        raise UserError(f"environment {env_id!r} with {options}: {str(error).splitlines()[0]}") from error
+    except UserError:
+        raise
+    except Exception as error:  # a stranger's constructor may raise anything
+        raise refused(env_id, options, error) from error
     return VectorEnvAdapter(vector)
 
 
+def _resized(env: gym.Env[Any, Any], size: Sequence[int] | None) -> gym.Env[Any, Any]:
+    """An environment whose pictures ``(H, W, C)`` are brought to a size."""
+    if size is None:
+        return env
+    space = env.observation_space
+
+    def small(observation: Any) -> np.ndarray:
+        return np.asarray(resized(torch.as_tensor(np.asarray(observation))[None], (size[0], size[1]))[0])
+
+    if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.dtype != np.uint8:
+        raise UserError(f"env.resize is for pictures (H, W, C); the environment observes {space}")
+    return gym.wrappers.TransformObservation(
+        env, small, spaces.Box(0, 255, (size[0], size[1], space.shape[2]), np.uint8)
+    )
+
+
 def _configured(
-    config: Mapping[str, Any], device: str, num_envs: int | None = None, options: Mapping[str, Any] | None = None
+    config: Mapping[str, Any],
+    device: str,
+    num_envs: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    max_steps: int | None = None,
 ) -> VectorEnvAdapter:
     """The environments of a config; their number and some of their options may differ from it."""
     env = config["env"]
     number = env["num_envs"] if num_envs is None else num_envs
-    return make_envs(env["id"], number, {**env["kwargs"], **(options or {})}, device, env["shared"])
+    kwargs = {**env["kwargs"], **(options or {})}
+    return make_envs(env["id"], number, kwargs, device, env["shared"], resize=env["resize"], max_steps=max_steps)
 
 
 def _policy(config: Mapping[str, Any], space: spaces.Space[Any]) -> tuple[str, dict[str, Any]]:
@@ -234,8 +286,11 @@ def build_agent(config: Mapping[str, Any], envs: VectorEnvAdapter, fabric: Any =
         )
     except UserError:
         raise
-    except (ValueError, TypeError, AssertionError, RuntimeError) as error:
-        raise UserError(f"agent: {str(error).splitlines()[0]}") from error
+    except (ValueError, TypeError, AssertionError, RuntimeError, LookupError, AttributeError) as error:
+        line = (str(error) or repr(error)).splitlines()[0]
+        if "Kernel size" in line:
+            line = f"pictures {envs.observation_space.shape} are too small for this encoder; set env.resize=[64,64]"
+        raise UserError(f"an agent for {envs.name}: {line}") from error
 
 
 class _Writer(KVWriter):
@@ -403,7 +458,8 @@ class AgentRun:
             "variants": {},
         }
         for name, options in chosen.items():
-            envs = _configured(self.config, str(self.model.device), min(settings["num_envs"], episodes), options)
+            number = min(settings["num_envs"], episodes)
+            envs = _configured(self.config, str(self.model.device), number, options, max_steps=settings["max_steps"])
             _same_spaces(name, envs, self.model.policy)
             with progress_bar(f"playing {name}") as bar:
                 bar.disable |= quiet
@@ -418,7 +474,7 @@ class AgentRun:
                 )
             envs.close()
             result["variants"][name] = {**summary(played), "options": dict(options)}
-        checkpoints.write_aside(self.path / EVALUATION, json.dumps(result, indent=1).encode())
+        write_evaluation(self.path, result)
         return result
 
     def draw(self, *, episode: int = 0) -> list[Path]:
@@ -430,10 +486,11 @@ class AgentRun:
         metrics = read_metrics(self.path)
         if metrics:
             written.append(pictures.curves(metrics, folder / "curves.png"))
+        limit = self.config["evaluation"]["max_steps"]
         try:
-            envs = _configured(self.config, "cpu", 1, {"render_mode": "rgb_array"})
+            envs = _configured(self.config, "cpu", 1, {"render_mode": "rgb_array"}, max_steps=limit)
         except UserError:  # it does not draw itself
-            envs = _configured(self.config, "cpu", 1)
+            envs = _configured(self.config, "cpu", 1, max_steps=limit)
         seed = self.config["evaluation"]["seed"] + episode
         return written + pictures.episode(self.model.policy, envs, folder, seed=seed)
 
@@ -476,6 +533,8 @@ def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = Fal
     with training_in(path) if rank == 0 else nullcontext():
         if not resume and rank == 0:
             claim(path, {**config, "model": {"agent": True}})
+        elif rank == 0:
+            note_steps(path, config)
         restored = checkpoints.restore(path, model.policy, rank, processes) if resume else None
         done = restored[0] if restored else 0
         log = RunLog(path, done, settings["steps"], quiet=not config["logger"]["progress"]) if rank == 0 else None

@@ -14,6 +14,8 @@ from stable_baselines3.common.preprocessing import is_image_space, is_image_spac
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
+from ..data.environments import faults_of, refuse_not_finite
+from ..errors import UserError
 from .rollout import Observation, each, stacked
 
 
@@ -61,6 +63,10 @@ class VectorEnvAdapter(VecEnv):
         self.mode = AutoresetMode(mode)
         self.takes_tensors = isinstance(getattr(env.unwrapped, "device", None), torch.device)
         self.team_size = int(getattr(env.unwrapped, "team_size", 1))
+        single = getattr(env.unwrapped, "envs", [env])[0]
+        self.name = getattr(env.spec or single.spec, "id", None) or type(single.unwrapped).__name__
+        self._steps = 0
+        _refuse_spaces(self.name, env.single_observation_space, env.single_action_space)
         self._pictures = _pictures(env.single_observation_space)
         super().__init__(
             env.num_envs, _channels_first(env.single_observation_space, self._pictures), env.single_action_space
@@ -76,7 +82,8 @@ class VectorEnvAdapter(VecEnv):
                 options = {"first_env": before}
             else:  # environments of others take the seed of the first one plus their number
                 seed += before
-        observations, _ = self.vector_env.reset(seed=seed, options=options)
+        with faults_of(self.name, "in reset"):
+            observations, _ = self.vector_env.reset(seed=seed, options=options)
         self._reset_seeds()
         self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=getattr(self.vector_env, "device", "cpu"))
         self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=int)
@@ -94,7 +101,8 @@ class VectorEnvAdapter(VecEnv):
         last = infos.get("final_obs")
         if self.mode == AutoresetMode.DISABLED and bool(ended.any()):
             last = observations
-            observations, _ = self.vector_env.reset(options={"reset_mask": ended.numpy()})
+            with faults_of(self.name, "in reset"):
+                observations, _ = self.vector_env.reset(options={"reset_mask": ended.numpy()})
         rows = (truncated & ~terminated).nonzero()[:, 0]
         final = (rows, self._tensors(_rows(last, rows))) if len(rows) else None
         never = torch.zeros_like(ended)
@@ -116,7 +124,15 @@ class VectorEnvAdapter(VecEnv):
     def _step(self, actions: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         if not self.takes_tensors and isinstance(actions, Tensor):
             actions = actions.cpu().numpy()
-        observations, rewards, terminated, truncated, infos = self.vector_env.step(actions)
+        self._steps += 1
+        when = f"in step {self._steps}"
+        with faults_of(self.name, when):
+            observations, rewards, terminated, truncated, infos = self.vector_env.step(actions)
+        if not self.takes_tensors:  # our own, batched on a device, are tested; reading from it would stop it
+            parts = observations if isinstance(observations, dict) else {"observations": observations}
+            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as that
+                told = {"rewards": np.asarray(rewards, np.float32), **parts}
+            refuse_not_finite(self.name, when, {k: v for k, v in told.items() if isinstance(v, np.ndarray)})
         rewards, terminated, truncated = (torch.as_tensor(part) for part in (rewards, terminated, truncated))
         return observations, rewards.float(), terminated.bool(), truncated.bool(), infos
 
@@ -153,7 +169,8 @@ class VectorEnvAdapter(VecEnv):
             success = _success(infos)
             if self.mode != AutoresetMode.SAME_STEP:
                 last = observations
-                observations, _ = self.vector_env.reset(options={"reset_mask": dones})
+                with faults_of(self.name, "in reset"):
+                    observations, _ = self.vector_env.reset(options={"reset_mask": dones})
             rows = torch.from_numpy(np.flatnonzero(dones))
             final = each(lambda part: part.cpu().numpy(), self._tensors(_rows(last, rows)))
             for i, row in enumerate(rows.tolist()):
@@ -168,7 +185,8 @@ class VectorEnvAdapter(VecEnv):
 
     def close(self) -> None:
         """Close the vector environment."""
-        self.vector_env.close()
+        with faults_of(self.name, "when it was closed"):
+            self.vector_env.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """An attribute for each of the environments asked for."""
@@ -202,6 +220,25 @@ class VectorEnvAdapter(VecEnv):
         """What the environments draw."""
         images = self.vector_env.render()
         return [None] * self.num_envs if images is None else [np.asarray(image) for image in images]
+
+
+def _refuse_spaces(name: str, observations: spaces.Space[Any], actions: spaces.Space[Any]) -> None:
+    """Refuse spaces that SB3's policies understand otherwise than they are meant, or not at all.
+
+    Raises:
+        UserError: naming the space and what to wrap.
+    """
+    parts = list(observations.spaces.values()) if isinstance(observations, spaces.Dict) else [observations]
+    if any(isinstance(part, spaces.Box) and (part.shape == () or 0 in part.shape) for part in parts):
+        raise UserError(
+            f"environment {name} observes {observations}; wrap it so that every part is an array of numbers"
+        )
+    if any(isinstance(part, spaces.Discrete) and part.start != 0 for part in parts):
+        raise UserError(f"environment {name} observes {observations}; wrap it so that numbers start at 0")
+    if isinstance(actions, spaces.Discrete) and actions.start != 0:
+        raise UserError(f"environment {name} has actions {actions}; wrap it so that they start at 0")
+    if isinstance(actions, spaces.Box) and (len(actions.shape) != 1 or 0 in actions.shape):
+        raise UserError(f"environment {name} has actions {actions}; wrap it so that they are a vector")
 
 
 def _success(infos: dict[str, Any]) -> Tensor | None:

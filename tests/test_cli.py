@@ -16,6 +16,7 @@ from worldmodels import checkpoints
 from worldmodels.cli import main
 from worldmodels.cores import CORES
 from worldmodels.data.episodes import Episodes
+from worldmodels.run import read_config
 
 SMOKE = ["experiment=block_physics", "size=smoke", "logger.figures=false", "trainer.threads=1"]
 
@@ -379,3 +380,35 @@ def test_check_passes_ours(capsys):
     for what in ("worldmodels/BlockPhysics-v0", "CartPole-v1", "core=worldmodels.cores.gnn:GNN"):
         assert main(["check", what]) == 0
         assert "all checks passed" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_after_its_end(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["experiment=adding", "core=gru", "size=smoke", "run=a", "logger.progress=false", "logger.figures=false"]
+    assert main(["train", *words, "trainer.steps=4"]) == 0
+    for steps in ("4", "3", "many"):
+        capsys.readouterr()
+        assert "has done 4 steps" in refused(capsys, "train", "resume=a", f"trainer.steps={steps}")
+    assert main(["train", "resume=a", "trainer.steps=7"]) == 0
+    assert json.loads((tmp_path / "a" / "evaluation.json").read_text())["step"] == 7
+    assert read_config(tmp_path / "a")["trainer"]["steps"] == 7
+    assert main(["train", "resume=a"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("size=null", "these words make no config"),
+        ("experiment=[null]", "these words make no config"),
+        ("trainer.steps=" + "[" * 2000, "these words make no config"),
+        ("objective.negatives=[1,abc]", "negatives is [1, 'abc']"),
+        ("objective.hinge_on=abc", "hinge_on is 'abc'"),
+        ("core._target_=0.5", "core._target_ is 0.5"),
+        ("encoder._target_=[0,0]", "encoder._target_ is [0, 0]"),
+        ("core._target_=nothere.Core", "cannot be imported"),
+    ],
+)
+def test_words_that_make_no_config(tmp_path, monkeypatch, capfd, word, says):
+    monkeypatch.chdir(tmp_path)
+    assert says in refused(capfd, "train", *SMOKE, "run=a", word)
+    assert not (tmp_path / "a").exists()

@@ -10,7 +10,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from worldmodels.data import collect as collecting
-from worldmodels.data.collect import collect, collected, find_spec, make_envs
+from worldmodels.data.collect import collect, collected
+from worldmodels.data.environments import find_spec, make_envs
 from worldmodels.data.episodes import Episodes
 from worldmodels.errors import UserError
 

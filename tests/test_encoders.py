@@ -1,7 +1,57 @@
+from functools import partial
+
 import pytest
 import torch
+from hydra.utils import get_class
 
-from worldmodels.encoders import CSWMEncoder, SlotAttentionEncoder, VectorEncoder, pixels
+from worldmodels.check import check_encoder
+from worldmodels.encoders import ENCODERS, CSWMEncoder, SlotAttentionEncoder, VectorEncoder, pixels
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_ours_keep_the_contract(name):
+    found = check_encoder(get_class(ENCODERS[name]["_target_"]))
+    assert not found.mend and 1 <= len(found.advice) < 3
+
+
+class Sloppy(torch.nn.Module):
+    """An encoder with a fault."""
+
+    def __init__(self, observation_shape, num_slots, slot_size, *, fault):
+        super().__init__()
+        if fault == "refuses" or len(observation_shape) == 3:
+            raise ValueError("not this one")
+        self.observation_shape, self.num_slots, self.slot_size = observation_shape, num_slots, slot_size
+        self.fault, self.sizes = fault, (num_slots, slot_size)
+        self.linear = torch.nn.Linear(observation_shape[0], num_slots * slot_size)
+        self.other = torch.nn.Linear(1, 1) if fault == "dead" else None
+        if fault == "attributes":
+            del self.num_slots
+
+    def forward(self, observations):
+        if self.fault == "rows":
+            observations = observations - observations.mean(0)
+        slots = self.linear(observations)
+        if self.fault == "random":
+            slots = slots + torch.randn_like(slots) * 1e-6
+        return slots if self.fault == "shape" else slots.unflatten(1, self.sizes)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("none", None),
+        ("refuses", "it refuses observations (6,)"),
+        ("attributes", "lacks the attribute num_slots"),
+        ("shape", "its slots are (4, 24), expected (4, 3, 8)"),
+        ("rows", "depend on the other rows"),
+        ("random", "two evaluations of the same observations differ"),
+        ("dead", "no gradient reaches other.weight, other.bias"),
+    ],
+)
+def test_faults_of_encoders_are_found(fault, says):
+    mend = check_encoder(partial(Sloppy, fault=fault)).mend
+    assert (says is None and not mend) or says in " ".join(mend)
 
 
 def count(module):

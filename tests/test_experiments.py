@@ -14,7 +14,7 @@ from hydra_plugins import _worldmodels
 from worldmodels.agents import run as agents
 from worldmodels.config import CONFIGS, SIZES, TrainConfig, experiment, experiments, plain, register
 from worldmodels.cores import CORES
-from worldmodels.data.collect import action_spec, make_envs
+from worldmodels.data.environments import action_spec, make_envs
 from worldmodels.errors import UserError
 from worldmodels.plugins import core_builder
 from worldmodels.run import build_task

@@ -45,7 +45,10 @@ LAYERS = [
         f"worldmodels.cores.{name}"
         for name in ("gnn", "nps", "rules", "gru", "lstm", "mlp", "rims", "scoff", "rmc", "s2rm", "entnet", "esbn")
     },
-    {f"worldmodels.data.{name}" for name in ("arrays", "episodes", "collect", "importers", "sequences", "views")},
+    {
+        f"worldmodels.data.{name}"
+        for name in ("arrays", "episodes", "environments", "origin", "collect", "importers", "sequences", "views")
+    },
     {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},
     {f"worldmodels.models.{name}" for name in ("world_model", "views", "sequence")},
     {"worldmodels.ranking", "worldmodels.seeing", "worldmodels.logging", "worldmodels.training", "worldmodels.report"},
@@ -202,19 +205,25 @@ def test_the_wheel_works_beside_a_users_own_envs_and_agents(installed, users_fol
     assert "latent copy" in out and (users_folder / "runs/a/figures/rollout.png").is_file()
 
 
-def test_a_third_party_package_adds_an_environment_a_core_and_a_task(installed, users_folder):
+def test_a_third_party_package_adds_an_environment_a_core_an_encoder_and_a_task(installed, users_folder):
     assert "Tiny/Lamp-v0" in run(installed, users_folder, "-m", "worldmodels", "envs")
     assert "running_mean" in run(installed, users_folder, "-m", "worldmodels", "cores")
     assert "all checks passed" in run(installed, users_folder, "-m", "worldmodels", "check", "Tiny/Lamp-v0")
     assert "all checks passed" in run(
         installed, users_folder, "-m", "worldmodels", "check", "core=tinyplugin:RunningMean"
     )
+    assert "all checks passed" in run(installed, users_folder, "-m", "worldmodels", "check", "encoder=strips")
     words = [
         "env.id=Tiny/Lamp-v0",
         "core=running_mean",
         "core.rate=0.9",
         "core.slot_size=16",
-        "size=smoke",
+        "encoder=strips",
+        "encoder.strips=3",
+        "size=cpu",  # which sets options that this encoder does not have
+        "trainer.steps=3",
+        "data.train.episodes=8",
+        "data.test.episodes=8",
         "run=runs/tiny",
     ]
     assert "latent copy" in run(installed, users_folder, "-m", "worldmodels", "train", *words)

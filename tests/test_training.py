@@ -93,6 +93,33 @@ def test_a_killed_run_resumes_bit_for_bit(block_episodes, tmp_path, monkeypatch)
     assert seconds == sorted(seconds) and 0.0 < seconds[0] < seconds[1] < seconds[2]  # goes on counting after the kill
 
 
+@pytest.mark.parametrize("at", [4, 7])
+def test_no_line_of_metrics_is_lost_or_shortened_by_a_kill(block_episodes, tmp_path, at):
+    """Checkpoints at 3, 6 and 9, averages at 4 and 8; killed while the model is scored, in steps 4 and 7."""
+    settings = TrainerSettings(**(QUICK | {"steps": 9, "log_every": 4, "checkpoint_every": 3, "evaluate_every": 1}))
+    calls = []
+
+    def score(model):
+        calls.append(1)
+        if killing and len(calls) == at:
+            raise KeyboardInterrupt
+        return {"wm/score": float(len(calls))}
+
+    for run, killing in (("a", False), ("b", True), ("b", False)):
+        model = small_model(block_episodes, hidden_size=16)
+        resume = not killing and run == "b"
+        calls[:] = [1] * (3 * ((at - 1) // 3)) if resume else []
+        try:
+            train(model, block_episodes, settings, tmp_path / run, objective={}, evaluate=score, resume=resume)
+        except KeyboardInterrupt:
+            assert killing
+    lines = [
+        [{k: v for k, v in line.items() if not k.startswith("time/")} for line in read_metrics(tmp_path / run)]
+        for run in "ab"
+    ]
+    assert lines[0] == lines[1] and [line["step"] for line in lines[0] if "wm/score" in line] == list(range(1, 10))
+
+
 def test_data_read_from_disk_train_and_score_as_data_in_memory(block_episodes, tmp_path):
     block_episodes.save(tmp_path / "data")
     models, scores = [], []

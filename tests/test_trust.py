@@ -276,7 +276,7 @@ def test_evaluations_of_another_shape_get_one_line(folder, content, capsys):
 
 def test_what_a_terminal_would_obey_is_not_printed(folder, capsys):
     file = folder / "runs/plain/evaluation.json"
-    content = json.loads(file.read_text())
+    content = {key: value for key, value in json.loads(file.read_text()).items() if key != "checksum"}
     file.write_text(json.dumps(content | {"core": "\x1b]0;x\x07[red]gnn[/x]", "alarms": ["\x1b[2J[/y]"]}))
     (folder / "runs/plain/checkpoints/newest").write_text("step_\x1b[2J")
     assert main(["compare", "runs=runs/plain"]) == 0 and main(["evaluate", "run=runs/plain"]) == 0
@@ -479,4 +479,30 @@ def test_a_run_goes_on_with_its_own_data_only(folder, tmp_path, capsys):
     shutil.move(tmp_path / "other", test)
     assert "the test data of runs/plain are not those it began with" in refused(capsys, "train", "resume=runs/plain")
     shutil.rmtree(test)  # recorded again they are the same
+    assert main(["train", "resume=runs/plain"]) == 0
+
+
+def test_parts_of_another_seeds_run_are_refused(folder, capsys):
+    words = ["experiment=adding", "core=gru", "size=smoke", "logger.progress=false", "logger.figures=false"]
+    for seed in (0, 1):
+        assert main(["train", *words, f"seed={seed}", f"run=runs/{seed}"]) == 0
+    ours, theirs = folder / "runs/0", folder / "runs/1"
+    kept = (ours / "evaluation.json").read_text()
+    shutil.copy(theirs / "evaluation.json", ours)
+    capsys.readouterr()
+    assert "is of other weights" in refused(capsys, "compare", "runs=runs/0")
+    (ours / "evaluation.json").write_text(kept.replace('"step": 6', '"step": 7'))
+    assert "does not match its checksum" in refused(capsys, "compare", "runs=runs/0")
+    (ours / "evaluation.json").write_text(kept)
+    assert main(["compare", "runs=runs/0"]) == 0
+    shutil.rmtree(ours / "checkpoints")
+    shutil.copytree(theirs / "checkpoints", ours / "checkpoints")
+    capsys.readouterr()
+    for command in (["evaluate", "run=runs/0"], ["train", "resume=runs/0"]):
+        assert "is of another run than" in refused(capsys, *command)
+
+
+def test_metrics_that_hold_no_number_of_seconds_are_passed_over(folder):
+    with (folder / "runs/plain/metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "time/training_seconds": null}\n')
     assert main(["train", "resume=runs/plain"]) == 0

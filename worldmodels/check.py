@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from .core import RecurrentCore, RuleCore, SpatialCore, State, Tokens, unroll
-from .data.collect import find_spec
+from .data.environments import VIEWS, action_spec, find_spec, left_out, make_envs, refuse_not_finite
 from .errors import UserError
 
 _STEPS = 12
@@ -67,6 +67,8 @@ def check_env(env_id: str) -> Findings:
             (problems if _FAULTS.search(line) else advice).append(f"Gymnasium's checker: {line.removeprefix('WARN: ')}")
     if failed:
         return Findings(problems, advice)
+    with _collected(problems, "it cannot be learned from"):
+        problems += _unknown_spaces(spec.id, advice)
     with _collected(problems, "seeding"):
         first, second = _trace(spec.id, 7), _trace(spec.id, 7)
         if not all(_same(a, b) for a, b in zip(first, second, strict=True)):
@@ -101,6 +103,32 @@ def _same(a: Any, b: Any) -> bool:
     return np.array_equal(a, b)
 
 
+def _unknown_spaces(env_id: str, advice: list[str]) -> list[str]:
+    """What of its observations and actions training would refuse; what it would leave out goes to the advice."""
+    problems = []
+    envs = make_envs(env_id, 1)
+    space = envs.single_observation_space
+    if not isinstance(space, gym.spaces.Box) and not (isinstance(space, gym.spaces.Dict) and set(VIEWS) <= set(space)):
+        problems.append(f"it observes {space}; wrap it so that it observes a picture or a vector (gym.spaces.Box)")
+    elif 0 in (space.shape or ()):
+        problems.append(f"it observes {space}, which is empty")
+    try:
+        action_spec(envs.single_action_space)
+    except UserError as error:
+        problems.append(str(error))
+    dropped = left_out(envs)
+    if dropped:
+        advice.append(f"training sees the image it observes, not {', '.join(dropped)}; a world model is not told these")
+    spec, inside = find_spec(env_id), getattr(envs, "envs", [envs])[0].unwrapped
+    if spec.max_episode_steps is None and getattr(inside, "max_steps", None) is None:
+        advice.append(
+            "it sets its episodes no limit: collect and train need steps=, and evaluations of agents cut them; register it "
+            "with max_episode_steps="
+        )
+    envs.close()
+    return problems
+
+
 def _trace(env_id: str, seed: int) -> list[Any]:
     env = gym.make(env_id)
     env.action_space.seed(seed)
@@ -108,6 +136,7 @@ def _trace(env_id: str, seed: int) -> list[Any]:
     trace = [observation]
     for _ in range(_STEPS):
         observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        refuse_not_finite(env_id, f"in step {len(trace)}", {"rewards": np.asarray(reward, dtype=float)})
         trace += [observation, reward, terminated]
         if terminated or truncated:
             trace.append(env.reset()[0])
@@ -155,6 +184,56 @@ def check_core(factory: Callable[..., RecurrentCore]) -> list[str]:
             torch.manual_seed(0)
             contract(factory)
     return problems
+
+
+OBSERVATIONS = ((64, 64, 3), (210, 160, 3), (6,))
+"""Shapes an encoder is tried with: pictures (H, W, C) of two sizes, and a vector."""
+
+
+def check_encoder(factory: Callable[..., Any]) -> Findings:
+    """Check an encoder, ``factory(observation_shape, num_slots, slot_size)``, with each of ``OBSERVATIONS`` it takes.
+
+    Returns:
+        What to mend; as advice, which observations it refuses. It need take only one kind.
+    """
+    problems: list[str] = []
+    advice: list[str] = []
+    refusals = []
+    for shape in OBSERVATIONS:
+        try:
+            torch.manual_seed(0)
+            encoder = factory(shape, K, D)
+        except Exception as error:  # a plug-in may raise anything
+            refusals.append(f"observations {shape}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            continue
+        with _collected(problems, f"observations {shape}"):
+            _check_encoding(encoder, shape)
+    (problems if len(refusals) == len(OBSERVATIONS) else advice).extend(f"it refuses {line}" for line in refusals)
+    return Findings(problems, advice)
+
+
+def _check_encoding(encoder: Any, shape: tuple[int, ...]) -> None:
+    """What training asks of an encoder of observations of a shape."""
+    _require(isinstance(encoder, torch.nn.Module), "it is not an nn.Module")
+    for name, expected in (("observation_shape", shape), ("num_slots", K), ("slot_size", D)):
+        _require(hasattr(encoder, name), f"it lacks the attribute {name}; set self.{name} in its constructor")
+        found = getattr(encoder, name)
+        _require(found == expected or tuple(np.atleast_1d(found)) == expected, f"its {name} is {found}, not {expected}")
+    picture = len(shape) == 3
+    seen = torch.randint(0, 256, (B, *shape), dtype=torch.uint8) if picture else torch.randn(B, *shape)
+    before = seen.clone()
+    slots = encoder.train()(seen)
+    _require(tuple(slots.shape) == (B, K, D), f"its slots are {tuple(slots.shape)}, expected {(B, K, D)}")
+    (slots * torch.randn_like(slots)).sum().backward()
+    dead = [name for name, p in encoder.named_parameters() if p.requires_grad and p.grad is None]
+    _require(not dead, f"no gradient reaches {', '.join(dead)}")
+    _require(torch.equal(seen, before), "it writes into the observations it is given")
+    encoder.eval()
+    together, alone = encoder(seen), encoder(seen[2:3])
+    _close(together[2:3], alone, "in evaluation a row's slots depend on the other rows of the batch", 1e-4)
+    _require(torch.equal(together, encoder(seen)), "two evaluations of the same observations differ")
+    meta = encoder.to("meta")(seen.to("meta"))
+    _require(meta.device.type == "meta", f"moved to another device it returns slots on {meta.device}")
 
 
 T, B, K, D, F = 6, 4, 3, 8, 13

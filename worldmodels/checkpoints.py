@@ -22,6 +22,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+import yaml
 from safetensors import SafetensorError
 from torch import nn
 
@@ -149,7 +150,8 @@ def save(run: Path, step: int, model: nn.Module, state: dict[str, Any], fabric: 
         write_aside(aside / "model.safetensors", safetensors.torch.save(dict(sorted(weights.items()))))
         files = {file.name: _checksum(file.read_bytes()) for file in sorted(aside.iterdir())}
         meta = {"format": FORMAT, "version": VERSION, "step": step, "processes": processes, "files": files}
-        write_aside(aside / "meta.json", json.dumps(meta | {"checksum": _own_checksum(meta)}).encode())
+        meta["run"] = _owner(run)
+        write_aside(aside / "meta.json", json.dumps(meta | {"checksum": checksum_of(meta)}).encode())
         shutil.rmtree(target, ignore_errors=True)
         aside.rename(target)
         write_aside(target.with_name(NEWEST), target.name.encode())
@@ -163,9 +165,25 @@ def _checksum(data: bytes) -> str:
     return f"{zlib.crc32(data):08x}"
 
 
-def _own_checksum(meta: dict[str, Any]) -> str:
-    """Of all that a meta.json says but its checksum."""
-    return _checksum(json.dumps({key: meta[key] for key in sorted(meta) if key != "checksum"}).encode())
+def checksum_of(said: dict[str, Any]) -> str:
+    """Of all that a JSON file says but its "checksum"."""
+    return _checksum(json.dumps({key: said[key] for key in said if key != "checksum"}, sort_keys=True).encode())
+
+
+def _owner(run: Path) -> str | None:
+    """The checksum of what makes a run: its config, but where data lie, how long it trains, how it is scored and shown."""
+    try:
+        config = yaml.safe_load(read_plain(run / "config.yaml", 1 << 17))
+        made = {key: value for key, value in config.items() if key not in ("data", "trainer", "evaluation", "logger")}
+        return _checksum(json.dumps(made, sort_keys=True).encode())
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+        return None
+
+
+def weights_checksum(checkpoint: Path) -> str | None:
+    """The checksum of a checkpoint's weights as it says; None of one from before there were checksums."""
+    weights = read_meta(checkpoint).get("files", {}).get("model.safetensors")
+    return None if weights is None else str(weights)
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -184,7 +202,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     if not known or not {"step", "processes"} <= set(meta):
         raise UserError(f"{path} is a checkpoint of another program or release; expected {FORMAT} version {VERSION}")
     whole = meta["version"] == WITHOUT_CHECKSUMS or (
-        meta.get("checksum") == _own_checksum(meta) and isinstance(meta.get("files"), dict)
+        meta.get("checksum") == checksum_of(meta) and isinstance(meta.get("files"), dict)
     )
     if not whole or meta["step"] != step_of(path):
         raise UserError(f"{path / 'meta.json'} does not match its checksum or its folder: it is damaged; {_INSTEAD}")
@@ -212,7 +230,10 @@ def load_weights(path: Path, model: nn.Module) -> None:
     Raises:
         UserError: damaged, not finite, or made by another model.
     """
-    data = _read(path, "model.safetensors", read_meta(path))
+    meta = read_meta(path)
+    if meta.get("run") not in (None, _owner(path.parents[1])):
+        raise UserError(f"{path} is of another run than {path.parents[1] / 'config.yaml'}, or this was edited since")
+    data = _read(path, "model.safetensors", meta)
     try:
         weights = safetensors.torch.load(data)
         spoilt = [name for name, w in weights.items() if w.is_floating_point() and not bool(torch.isfinite(w).all())]

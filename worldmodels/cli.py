@@ -3,7 +3,9 @@
 import errno
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -122,6 +124,9 @@ class ReportArguments:
     out: str | None = None
 
 
+_CHECK_SECONDS = 120.0  # of all checks of an environment together
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, or 2 for something the user can mend."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -146,6 +151,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         line = (
             "interrupted; what was saved is whole: go on with resume=<the run folder>, with a sweep by its own command"
+            if name.startswith("train")
+            else "interrupted"
         )
         if debug:
             raise
@@ -170,11 +177,23 @@ def main(arguments: list[str] | None = None) -> int:
         if error.errno in full:
             what = full[error.errno]
             line = f"{what}{where}; make room and go on with resume=<the run folder>; older checkpoints are whole"
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
-        if debug or name not in READING:
-            raise
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
         said = (str(error) or repr(error)).splitlines()[0]
-        line = f"what was read is damaged or not ours ({type(error).__name__}: {said}); --debug shows where it failed"
+        full_memory = isinstance(error, MemoryError) or "allocate memory" in said or "out of memory" in said
+        if debug or not (full_memory or name in READING):
+            raise
+        line = f"memory is used up ({said}); give smaller batches or fewer environments; what was saved is whole"
+        if not full_memory:
+            where = "--debug shows where it failed"
+            line = f"what was read is damaged or not ours ({type(error).__name__}: {said}); {where}"
     print(f"worldmodels: {printable(' '.join(line.split()))}", file=sys.stderr)
     return 2
 
@@ -393,25 +412,26 @@ def _imported(path: str) -> Callable[..., Any]:
         raise UserError(f"{path!r} cannot be imported ({error!r}); write module:name") from error
 
 
-def _core(name: str) -> Callable[..., Any]:
-    """A core by its name, or by ``module:Class``."""
+def _plugin(kind: str, name: str) -> Callable[..., Any]:
+    """A core or an encoder by its name, or by ``module:Class``."""
     if ":" in name:
         return _imported(name)
     from .cores import CORES
+    from .encoders import ENCODERS
     from .plugins import constructor, offered
 
-    known = offered("cores", CORES)
+    known = offered("cores", CORES) if kind == "core" else offered("encoders", ENCODERS)
     if name not in known:
-        raise UserError(f"unknown core {name!r}; {nearest(name, known)} A core of your own is core=module:Class")
+        raise UserError(f"unknown {kind} {name!r}; {nearest(name, known)} Your own is {kind}=module:Class")
     own = {key: value for key, value in known[name].items() if key not in ("_target_", "slot_size")}
-    return partial(constructor("core", known[name]), **own)
+    return partial(constructor(kind, known[name]), **own)
 
 
 def _envs(words: list[str]) -> None:
     import gymnasium as gym
     from rich.table import Table
 
-    from .data.collect import register_plugins
+    from .data.environments import register_plugins
     from .report.tables import show
 
     before = set(gym.registry)
@@ -447,19 +467,25 @@ def _cores(words: list[str]) -> None:
 
 
 def _check(words: list[str]) -> None:
-    from .check import Findings, check_core, check_env
+    from .check import Findings, check_core, check_encoder, check_env
 
     if words in (["-h"], ["--help"]):
         print("worldmodels check ENV    an environment's id, also package:Id-v0")
         print("worldmodels check core=NAME    a name of 'worldmodels cores', or module:Class")
+        print("worldmodels check encoder=NAME    a name of encoder=, or module:Class")
         return
     if len(words) != 1:
-        raise UserError("give one thing to check: an environment's id, or core=NAME, or core=module:Class")
+        raise UserError(
+            "give one thing to check: an environment's id, or core= or encoder= with a name or module:Class"
+        )
     kind, separator, path = words[0].partition("=")
     if separator and kind == "core":
-        found = Findings(check_core(_core(path)), [])
+        found = Findings(check_core(_plugin(kind, path)), [])
+    elif separator and kind == "encoder":
+        found = check_encoder(_plugin(kind, path))
     else:
-        found = check_env(words[0].removeprefix("env="))
+        with _at_most(_CHECK_SECONDS, words[0]):
+            found = check_env(words[0].removeprefix("env="))
     for line in found.advice:
         print(f"ADVICE {line}")
     for line in found.mend:
@@ -467,6 +493,26 @@ def _check(words: list[str]) -> None:
     if found.mend:
         raise UserError(f"{words[0]}: {len(found.mend)} thing{'s' * (len(found.mend) > 1)} to mend")
     print(f"{words[0]}: all checks passed")
+
+
+@contextmanager
+def _at_most(seconds: float, env: str) -> Iterator[None]:
+    """End this process with a line when a stranger's environment does not come back."""
+
+    def end() -> None:
+        print(
+            f"worldmodels: environment {env} hangs: its checks take seconds and are not done after {seconds:g}",
+            file=sys.stderr,
+        )
+        os._exit(2)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 READING = ("evaluate", "evaluate-agent", "rollout", "compare", "report")

@@ -4,7 +4,7 @@ Defaults live in the constructors; the groups ``core``, ``encoder``, ``task``, `
 their signatures, so every option can be set by name and an unknown one is an error. YAML files list differences only.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -49,9 +49,13 @@ class SplitConfig:
 
 @dataclass
 class DataConfig:
-    """Training and test episodes; ``dir`` is where collected ones are kept, ``processes`` how (see ``collect``)."""
+    """Training and test episodes; ``dir`` is where collected ones are kept, ``processes`` how (see ``collect``).
+
+    ``fresh`` collects them anew, in the place of those that are found there.
+    """
 
     dir: str = "data"
+    fresh: bool = False
     train: SplitConfig = field(default_factory=SplitConfig)
     test: SplitConfig = field(default_factory=lambda: SplitConfig(episodes=1000, steps=10, seed=3))
     drop_invalid: bool = False
@@ -114,10 +118,12 @@ def register(words: Iterable[str] | None = None) -> None:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
     register_cores(transitions=True)
+    slots = {"num_slots": 5, "slot_size": 4}
+    encoders = {"custom": {"_target_": MISSING, **slots}}
     for name, entry in offered("encoders", ENCODERS).items():
-        node = {"num_slots": 5, "slot_size": 4, **constructor_options(entry["_target_"]), **entry}
+        encoders[name] = {**slots, **constructor_options(entry["_target_"]), **entry}
+    for name, node in encoders.items():
         store.store(group="encoder", name=name, node=node)
-    store.store(group="encoder", name="custom", node={"_target_": MISSING, "num_slots": 5, "slot_size": 4})
     for name, entry in offered("tasks", TASKS).items():
         store.store(group="task", name=name, node={**constructor_options(entry["_target_"]), **entry})
     store.store(group="task", name="none", node=TASKS["transitions"])  # its older name
@@ -126,7 +132,7 @@ def register(words: Iterable[str] | None = None) -> None:
     store.store(group="objective", name="contrastive", node=objective)
     for name, node in _read(CONFIGS / "env.yaml").items():
         store.store(group="env", name=name, node=node)
-    register_experiments(CONFIGS, words)
+    register_experiments(CONFIGS, words, encoders)
 
 
 def register_cores(*, transitions: bool) -> None:
@@ -143,19 +149,26 @@ def register_cores(*, transitions: bool) -> None:
     store.store(group="core", name="custom", node={"_target_": MISSING, **sizes})
 
 
-def register_experiments(folder: Traversable, words: Iterable[str] | None = None) -> None:
+def register_experiments(
+    folder: Traversable,
+    words: Iterable[str] | None = None,
+    encoders: Mapping[str, Iterable[str]] | None = None,
+) -> None:
     """Put ``train.yaml`` and the experiments of a folder where Hydra finds them, those of another folder away.
 
     Of an experiment's file its ``sizes`` become the group sizes/<experiment>, and its ``cores`` the group
-    options/<experiment>, named <core> where they are for any size, else <core>-<size>.
+    options/<experiment>, named <core> where they are for any size, else <core>-<size>. What it says of an encoder is said
+    to those encoders that have such an option: the group encoding/<experiment>, named <encoder>-<size>, and
+    <encoder>-<size>-<core> for what a core needs.
 
     Args:
         folder: with ``train.yaml`` and a folder of experiments.
         words: of the command; of experiments that they do not name only the names are registered, which saves a second. None
             for all.
+        encoders: names, and what can be set of each; None where "encoder" is not the one of a world model.
     """
     store = ConfigStore.instance()
-    for group in ("experiment", "sizes", "options"):
+    for group in ("experiment", "sizes", "options", "encoding"):
         store.repo.pop(group, None)
     store.store(name="train", node=_read(folder / "train.yaml"))
     for size in SIZES:
@@ -164,6 +177,8 @@ def register_experiments(folder: Traversable, words: Iterable[str] | None = None
     for name in experiments(folder):
         whole = {} if said is not None and name not in said else experiment(folder, name)
         sizes, cores = whole.pop("sizes", {}), whole.pop("cores", {})
+        if encoders is not None:
+            _register_encoding(name, encoders, whole, sizes, cores)
         store.store(group="experiment", name=name, node=whole | {"experiment": name}, package="_global_")
         for size, node in sizes.items():
             store.store(group=f"sizes/{name}", name=size, node=node, package="_global_")
@@ -171,6 +186,31 @@ def register_experiments(folder: Traversable, words: Iterable[str] | None = None
             for size, node in by_size.items():
                 option = core if size == "any" else f"{core}-{size}"
                 store.store(group=f"options/{name}", name=option, node=node, package="_global_")
+
+
+def _register_encoding(
+    name: str,
+    encoders: Mapping[str, Iterable[str]],
+    whole: dict[str, Any],
+    sizes: Mapping[str, dict[str, Any]],
+    cores: Mapping[str, Mapping[str, dict[str, Any]]],
+) -> None:
+    """Take what an experiment says of its encoder out of it, and register that for each encoder that has such an option."""
+    store = ConfigStore.instance()
+    always = whole.pop("encoder", {})
+    by_size = {size: {**always, **sizes.get(size, {}).pop("encoder", {})} for size in SIZES}
+    by_core = {
+        core: {size: node.pop("encoder") for size, node in options.items() if "encoder" in node}
+        for core, options in cores.items()
+    }
+    for encoder, known in encoders.items():
+        for size in SIZES:
+            said = {"": by_size[size]}
+            for core, needed in by_core.items():
+                said[f"-{core}"] = {**needed.get("any", {}), **needed.get(size, {})}
+            for of_core, values in said.items():
+                node = {"encoder": {key: value for key, value in values.items() if key in set(known)}}
+                store.store(group=f"encoding/{name}", name=f"{encoder}-{size}{of_core}", node=node, package="_global_")
 
 
 def experiments(folder: Traversable) -> list[str]:

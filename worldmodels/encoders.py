@@ -13,7 +13,16 @@ from .errors import UserError
 
 @runtime_checkable
 class Encoder(Protocol):
-    """What an encoder is; each is an ``nn.Module``."""
+    """What an encoder is; each is an ``nn.Module``, built as ``Name(observation_shape, num_slots, slot_size, *, options)``.
+
+    It says in the three attributes what it was built with. Options are keyword-only, each with a default; each can be set as
+    ``encoder.<option>``, and no other is asked of it. ``worldmodels check encoder=module:Name`` tries one.
+
+    Attributes:
+        observation_shape: of one observation: a picture ``(H, W, C)``, whose values are uint8, or a vector ``(n,)``.
+        num_slots: K.
+        slot_size: D.
+    """
 
     observation_shape: tuple[int, ...]
     num_slots: int

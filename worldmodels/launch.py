@@ -18,7 +18,7 @@ from . import launcher
 from .config import plain, register, user_error
 from .errors import UserError
 from .report.tables import show
-from .run import EVALUATION, Run, load, read_config, train_run
+from .run import EVALUATION, Run, load, longer, read_config, train_run
 from .trust import import_from_here, listed, trusting, vet
 
 EXTRAS = {
@@ -101,6 +101,9 @@ def command(
     Classes and modules that the words name are imported. Those that a folder names, of ``resume=`` or ``encoder.run=``, are
     only if it was trained by this user on this machine, or with ``trust=<modules>`` (see ``worldmodels.load``).
 
+    With ``resume=`` a run goes on to its end; with ``trainer.steps=`` beside it to that number of steps, also after its
+    end. The learning rate, and what else changes in the course of a training, then go by the new number.
+
     A sweep is Hydra's: ``hydra/sweeper=`` says which jobs there are and ``hydra/launcher=`` where they run. The same command
     goes on with a sweep that was stopped.
 
@@ -150,11 +153,16 @@ def command(
     resume = [word for word in words if word.startswith("resume=")]
     if resume:
         trust = [word for word in words if word.startswith("trust=")]
-        others = [word for word in words if word not in resume + trust]
+        steps = [word for word in words if word.startswith("trainer.steps=")]
+        others = [word for word in words if word not in resume + trust + steps]
         if others:
-            raise UserError(f"resume= goes on with the run's own config; leave out {others[0]!r}")
+            raise UserError(
+                f"resume= goes on with the run's own config, of which only trainer.steps may differ; leave out {others[0]!r}"
+            )
         path = Path(_value(resume[0]))
         config = read(path)
+        for word in steps:
+            config = longer(path, config, _value(word))
         with trusting(module for word in trust for module in listed(_value(word))):
             vet(path, config)
             finish(run(config, path, resume=True))
@@ -194,6 +202,10 @@ def train_job(
     with suppress(OSError):  # a cluster's processes start elsewhere, and may not have this folder
         os.chdir(about.runtime.cwd)
     try:
+        if asked.get("data", {}).get("fresh") or asked.get("task", {}).get("fresh"):
+            raise UserError(
+                "every job of a sweep would record the data anew; leave that out, and do it with one run before"
+            )
         with _current_folder_importable(), trusting(listed(config.trust)):
             if (path / "config.yaml").is_file() and _settings(saved := read(path)) == _settings(asked):
                 asked, resume = saved, True
@@ -245,6 +257,12 @@ def _hydra(words: Sequence[str], task: Callable[[DictConfig], Any], program: str
         asked = str(getattr(error, "missing_cfg_file", ""))
         if asked in EXTRAS:
             line = UserError(f"{asked} is not installed; pip install 'worldmodels[{EXTRAS[asked]}]'")
+        of_a_job = hasattr(error, "__notes__")  # see launcher.portable
+        if line is None and not of_a_job and isinstance(error, (TypeError, ValueError, RecursionError)):
+            said = (str(error).splitlines() or [""])[0]
+            line = UserError(
+                f"these words make no config ({type(error).__name__}: {said}); see worldmodels {program} --help"
+            )
         if line is None:
             raise
         raise line from error

@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .checkpoints import write_aside
+from .errors import UserError
 
 METRICS = "metrics.jsonl"
+_LARGEST = 1 << 30  # bytes of it
 SECONDS = "time/training_seconds"  # spent so far, before and after a resume, without evaluations
 
 
@@ -41,11 +43,17 @@ def read_metrics(run: Path, *, last: int | None = None) -> list[dict[str, Any]]:
     Args:
         run: the run's folder.
         last: read only so many bytes at the end.
+
+    Raises:
+        UserError: the file is far larger than any of ours.
     """
     lines = []
     if (run / METRICS).is_file():
         with (run / METRICS).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - last) if last is not None else 0)
+            size = file.seek(0, os.SEEK_END)
+            if last is None and size > _LARGEST:
+                raise UserError(f"{run / METRICS} has {size:,} bytes, more than a training writes; it is damaged")
+            file.seek(max(0, size - last) if last is not None else 0)
             written = file.read()
         for line in written.splitlines():
             try:
@@ -82,7 +90,8 @@ class RunLog:
         from torch.utils.tensorboard import SummaryWriter  # half a second that only training needs
 
         kept = [line for line in read_metrics(run) if line["step"] <= step]
-        self.seconds = float(next((line[SECONDS] for line in reversed(kept) if SECONDS in line), 0.0))
+        spent = (line.get(SECONDS) for line in reversed(kept))
+        self.seconds = float(next((s for s in spent if isinstance(s, (int, float))), 0.0))
         run.mkdir(parents=True, exist_ok=True)
         write_aside(run / METRICS, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = (run / METRICS).open("a", encoding="utf-8")

@@ -1,6 +1,6 @@
 """Losses of world models: pure functions of tensors."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +91,18 @@ def draw_negatives(
     return order.masked_fill_(~candidates, -1.0).argmax(dim=1)
 
 
+def refuse_unknown_forms(negatives: Any, hinge_on: Any) -> None:
+    """Refuse forms of the contrastive loss that there are not.
+
+    Raises:
+        UserError: naming those that there are.
+    """
+    if negatives not in NEGATIVES:
+        raise UserError(f"negatives is {negatives!r}; expected one of {list(NEGATIVES)}")
+    if hinge_on not in HINGE_ON:
+        raise UserError(f"hinge_on is {hinge_on!r}; expected one of {list(HINGE_ON)}")
+
+
 def contrastive(
     slots: Float[Tensor, "B K D"],
     pred_slots: Float[Tensor, "B K D"],
@@ -146,10 +158,7 @@ def contrastive(
     Returns:
         The loss and its two terms.
     """
-    if negatives not in NEGATIVES:
-        raise UserError(f"negatives is {negatives!r}; expected one of {list(NEGATIVES)}")
-    if hinge_on not in HINGE_ON:
-        raise UserError(f"hinge_on is {hinge_on!r}; expected one of {list(HINGE_ON)}")
+    refuse_unknown_forms(negatives, hinge_on)
     if displacement < 0.0:
         raise UserError(f"displacement is {displacement}; it is a weight, so give at least 0")
     B = len(slots)

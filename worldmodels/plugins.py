@@ -1,6 +1,7 @@
 """From names to what they stand for: our tables, what installed packages add by entry point, and paths of classes."""
 
 import inspect
+import logging
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import entry_points
@@ -12,6 +13,8 @@ from omegaconf import MISSING
 
 from .core import RecurrentCore, Tokens, unroll
 from .errors import UserError, nearest
+
+logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # what get_class raises says it all
 
 
 def options_of(target: Any) -> dict[str, Any]:
@@ -51,8 +54,9 @@ def constructor(what: str, config: Mapping[str, Any]) -> Any:
         UserError: no such class.
     """
     path = config.get("_target_")
-    if not path or path == MISSING:
-        raise UserError(f"{what}._target_ is not set; give the path of a class, like {what}._target_=my.module.Name")
+    if not isinstance(path, str) or not path or path == MISSING:
+        said = f"is {path!r}" if path and path != MISSING else "is not set"
+        raise UserError(f"{what}._target_ {said}; give the path of a class, like {what}._target_=my.module.Name")
     try:
         return get_class(path)
     except (ImportError, ValueError, AttributeError) as error:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,31 @@ def claim(path: Path, config: Mapping[str, Any]) -> None:
     remember(path, config)
 
 
+def longer(path: Path, config: Mapping[str, Any], steps: str) -> dict[str, Any]:
+    """A run's config with another number of steps, to go on with it after its end or to another one.
+
+    Raises:
+        UserError: it has done as many already.
+    """
+    newest = checkpoints.latest(path)
+    done = checkpoints.step_of(newest) if newest else 0
+    try:
+        number = int(steps)
+    except ValueError:
+        number = -1
+    if number <= done:
+        raise UserError(f"trainer.steps={steps}; {path} has done {done:,} steps, so expected a whole number above that")
+    return {**config, "trainer": {**config["trainer"], "steps": number}}
+
+
+def note_steps(path: Path, config: Mapping[str, Any]) -> None:
+    """Write into a run's saved config how many steps it is to take, if these are others than before."""
+    saved = _read_yaml(path / CONFIG)
+    if saved["trainer"].get("steps") != config["trainer"]["steps"]:
+        saved["trainer"]["steps"] = config["trainer"]["steps"]
+        checkpoints.write_aside(path / CONFIG, OmegaConf.to_yaml(OmegaConf.create(saved)).encode())
+
+
 def figures_in(path: Path) -> Path:
     """The folder for a run's pictures.
 
@@ -162,8 +188,16 @@ class Run:
             "step": checkpoints.step_of(newest) if newest else 0,
             **task.evaluate(self.model.eval(), quiet=quiet),
         }
+        before = self.config["model"].get("data", {}) if "model" in self.config else {}
+        if (
+            data is None
+            and hasattr(task, "episodes")
+            and before.get("test") not in (None, task.episodes("test").checksum)
+        ):
+            line = "the test data were recorded anew and differ: the environment is another than it was in training"
+            print(f"worldmodels: {line}", file=sys.stderr)
         if data is None:
-            checkpoints.write_aside(self.path / EVALUATION, json.dumps(result, indent=1).encode())
+            write_evaluation(self.path, result)
         return result
 
     def draw(self, *, quiet: bool = True, episode: int = 0) -> list[Path]:
@@ -216,10 +250,11 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
         torch.set_num_threads(settings.threads)
     path = Path(fabric.broadcast(str(path)))
     quiet = not config["logger"]["progress"] or not fabric.is_global_zero
-    task = build_task(config)
+    found = _with_data_as_found(config)
+    task = build_task(config if fabric.is_global_zero else found)
     with fabric.rank_zero_first():
         task.collect(quiet=quiet)
-    about = task.about()
+    config, about = found, task.about()
     if resume:
         refuse_links(path / "checkpoints")
         _refuse_other_data(path, config.get("model", {}), about)
@@ -237,6 +272,8 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
     with training_in(path) if fabric.is_global_zero else contextlib.nullcontext():
         if not resume and fabric.is_global_zero:
             claim(path, {**config, "model": about})
+        elif fabric.is_global_zero:
+            note_steps(path, config)
         fit(
             model,
             losses,
@@ -251,6 +288,12 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
             quiet=quiet,
         )
     return Run(path, config, task, model.eval()) if fabric.is_global_zero else None
+
+
+def _with_data_as_found(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config that does not ask for data to be recorded anew, for whoever reads it later."""
+    task = config["task"] | ({"fresh": False} if "fresh" in config["task"] else {})
+    return {**config, "data": {**config["data"], "fresh": False}, "task": task}
 
 
 def _refuse_other_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -320,11 +363,20 @@ def read_config(path: Path) -> dict[str, Any]:
     return config | {"task": config["task"] | TASKS[moved]} if moved else config
 
 
+def write_evaluation(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a run's ``evaluation.json``: the scores, the checksum of the weights that were scored, and its own."""
+    newest = checkpoints.latest(path)
+    weights = checkpoints.weights_checksum(newest) if newest else None
+    told = {**result, "weights": weights}
+    told["checksum"] = checkpoints.checksum_of(told)
+    checkpoints.write_aside(path / EVALUATION, json.dumps(told, indent=1).encode())
+
+
 def read_evaluation(path: Path) -> dict[str, Any]:
     """What a run's ``evaluation.json`` says, without characters that a terminal would obey.
 
     Raises:
-        UserError: it is not JSON.
+        UserError: it is not JSON, damaged, or of other weights than those of the run's newest checkpoint.
     """
     file = path / EVALUATION
     try:
@@ -333,6 +385,14 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         raise UserError(f"{file} is not JSON; run 'worldmodels evaluate run={path}' again") from error
     if not isinstance(result, dict):
         raise UserError(f"{file} holds no scores; run 'worldmodels evaluate run={path}' again")
+    newest = checkpoints.latest(path)
+    weights, checksum = result.pop("weights", None), result.pop("checksum", None)  # older releases wrote neither
+    if checksum is not None and checksum != checkpoints.checksum_of({**result, "weights": weights}):
+        raise UserError(
+            f"{file} does not match its checksum: it is damaged; run 'worldmodels evaluate run={path}' again"
+        )
+    if weights is not None and newest is not None and weights != checkpoints.weights_checksum(newest):
+        raise UserError(f"{file} is of other weights than {newest}; run 'worldmodels evaluate run={path}' again")
     told: dict[str, Any] = _printable(result)
     return told
 

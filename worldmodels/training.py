@@ -160,7 +160,8 @@ def fit(
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     wrapped, optimizer = fabric.setup(model, optimizer)
     generator = torch.Generator(device).manual_seed(seed * 1_000_003 + 500_009 + fabric.global_rank)
-    step = 0
+    step = since = 0  # since: the step of the last line of averages
+    totals = torch.zeros((), device=device)  # of every loss and the gradient's norm since then
     if resume:
         restored = checkpoints.restore(run, model, fabric.global_rank, fabric.world_size)
         if restored is not None:
@@ -169,12 +170,12 @@ def fit(
                 optimizer.load_state_dict(state["optimizer"])
                 generator.set_state(state["batches"])
                 checkpoints.set_random_states(state)
+                totals, since = state.get("totals", totals).to(device), int(state.get("since", step))
     annealed = [module for module in model.modules() if isinstance(module, Annealed)]
     log = RunLog(run, step, settings.steps, quiet=quiet) if fabric.is_global_zero else None
-    totals = torch.zeros((), device=device)  # of every loss and the gradient's norm since the last line
     first_bad = torch.full((), -1, dtype=torch.int64, device=device)
     model.train()
-    clock, since = time.perf_counter(), step
+    clock, clocked = time.perf_counter(), step
     begun = clock - (log.seconds if log is not None else 0.0)  # moved on by evaluations, which are not training time
     try:
         while step < settings.steps:
@@ -197,7 +198,7 @@ def fit(
                 _refuse_non_finite(int(first_bad), run)
             if log is not None and (step % settings.log_every == 0 or at_end):
                 means = (totals / (step - since)).tolist()
-                rate = (step - since) * settings.batch_size / (time.perf_counter() - clock)
+                rate = (step - clocked) * settings.batch_size / (time.perf_counter() - clock)
                 names = (f"{tag}/{name}" for name in (*values, "gradient_norm"))
                 line = dict(zip(names, means, strict=True))
                 line["train/learning_rate"] = learning_rate(step - 1, settings)
@@ -205,10 +206,8 @@ def fit(
                 log.write(step, line | {f"time/{unit}_per_second": rate, SECONDS: spent})
             if step % settings.log_every == 0:
                 totals = torch.zeros((), device=device)
-                clock, since = time.perf_counter(), step
-            if step % settings.checkpoint_every == 0 or at_end:
-                state = {"optimizer": optimizer.state_dict(), "batches": generator.get_state()}
-                checkpoints.save(run, step, model, state | checkpoints.random_states(device), fabric)
+                clock, clocked = time.perf_counter(), step
+                since = step
             if evaluate is not None and settings.evaluate_every and (step % settings.evaluate_every == 0 or at_end):
                 paused = time.perf_counter()
                 if log is not None:
@@ -217,6 +216,10 @@ def fit(
                 fabric.barrier()
                 paused = time.perf_counter() - paused
                 clock, begun = clock + paused, begun + paused
+            if step % settings.checkpoint_every == 0 or at_end:  # after the evaluation, which a kill then repeats
+                state = {"optimizer": optimizer.state_dict(), "batches": generator.get_state()}
+                state |= {"totals": totals, "since": since} | checkpoints.random_states(device)
+                checkpoints.save(run, step, model, state, fabric)
             if log is not None:
                 log.advance(step)
     finally:

@@ -1,4 +1,4 @@
-"""What a third-party package looks like: an environment, a core and a task, found by entry point."""
+"""What a third-party package looks like: an environment, a core, an encoder and a task, found by entry point."""
 
 import gymnasium as gym
 import numpy as np
@@ -68,6 +68,22 @@ class RunningMean(nn.Module):
 
     def explain(self, tokens, state):
         return {}
+
+
+class Strips(nn.Module):
+    """An encoder: how bright each of a few upright strips of a picture is."""
+
+    def __init__(self, observation_shape, num_slots, slot_size, *, strips=9):
+        super().__init__()
+        if len(observation_shape) != 3:
+            raise ValueError(f"observations are {observation_shape}; Strips takes pictures (H, W, C)")
+        self.observation_shape, self.num_slots, self.slot_size = tuple(observation_shape), num_slots, slot_size
+        self.strips = nn.AdaptiveAvgPool2d((1, strips))
+        self.slots = nn.Linear(strips * observation_shape[2], num_slots * slot_size)
+
+    def forward(self, observations):
+        bright = self.strips(observations.movedim(-1, 1).float() / 255)
+        return self.slots(bright.flatten(1)).unflatten(1, (self.num_slots, self.slot_size))
 
 
 class LastSeen(nn.Module):

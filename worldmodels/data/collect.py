@@ -1,17 +1,14 @@
 """Collect episodes from any Gymnasium environment."""
 
 import contextlib
-import difflib
-import functools
 import hashlib
-import importlib
 import json
 import math
 import re
+import shutil
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,170 +19,26 @@ from filelock import FileLock, Timeout
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
-from .. import envs as _our_envs  # noqa: F401  registers worldmodels/... ids
 from ..errors import UserError
-from .episodes import Episodes, EpisodesWriter
+from .environments import (
+    OUR_NAMESPACE,
+    VIEWS,
+    action_spec,
+    faults_of,
+    find_spec,
+    left_out,
+    make_envs,
+    refuse_not_finite,
+    resized,
+)
+from .episodes import MANIFEST, Episodes, EpisodesWriter
+from .origin import origin
 
 Policy = Callable[[Any, dict[str, Any]], Any]
 """Observations and infos of a batch in, actions of the batch out."""
 
-OUR_NAMESPACE = "worldmodels/"
-VIEWS = ("views", "positions", "mask")  # the entries of an observation that is a set of local views
 _BUFFER_BYTES = 1 << 30
 _MOMENT = 1.0  # seconds that pass before a wait is spoken of
-
-
-@functools.cache
-def register_plugins() -> None:
-    """Load, once, what installed packages offer under the entry point ``worldmodels.envs``: a module, or a callable."""
-    for entry in entry_points(group="worldmodels.envs"):
-        try:
-            loaded = entry.load()
-            if callable(loaded):
-                loaded()
-        except Exception as error:  # whatever a stranger's module raises must not stop those who do not use it
-            print(f"worldmodels: the plug-in {entry.name!r} cannot be loaded: {error!r}", file=sys.stderr)
-
-
-def find_spec(env_id: str) -> gym.envs.registration.EnvSpec:
-    """The registered specification of an id; ``package:Namespace/Name-v0`` imports the package first.
-
-    Raises:
-        UserError: no such environment.
-    """
-    register_plugins()
-    module, _, name = env_id.rpartition(":")
-    if module:
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"environment {env_id!r}: no module {error.name!r}; install it, or check the name"
-            ) from error
-        except Exception as error:  # a stranger's module may raise anything
-            raise UserError(f"environment {env_id!r}: importing {module!r} raises {error!r}") from error
-    elif name.startswith(("MiniGrid-", "BabyAI-")):
-        importlib.import_module("minigrid")
-    elif name.startswith("ALE/"):
-        gym.register_envs(importlib.import_module("ale_py"))
-    if name not in gym.registry:
-        near = [repr(known) for known in _near(name)]
-        asked = f"; did you mean {', '.join(near[:-1])}{' or ' if near[1:] else ''}{near[-1]}?" if near else "."
-        elsewhere = "" if module else f" If a package registers it, write package:{name}"
-        raise UserError(f"unknown environment {env_id!r}{asked}{elsewhere}")
-    return gym.spec(name)
-
-
-def _near(name: str) -> list[str]:
-    """At most three ids whose names are nearest to one that does not exist, whatever their namespace and version."""
-    known = set(gym.registry)
-    for package in ("minigrid", "ale_py"):  # of which find_spec knows the ids by how they begin
-        importlib.import_module(package)
-    known |= {env_id for env_id in gym.registry if env_id.startswith(("MiniGrid-", "BabyAI-", "ALE/"))}
-    asked, word, version = _parts(name)
-
-    def distance(env_id: str) -> tuple[bool, bool, int]:
-        namespace, _, own_version = _parts(env_id)
-        return own_version != version, namespace != asked, -own_version
-
-    by_word: dict[str, list[str]] = {}
-    for env_id in sorted(sorted(known), key=distance):
-        by_word.setdefault(_parts(env_id)[1], []).append(env_id)
-    close = difflib.get_close_matches(word, by_word) or [other for other in by_word if word in other]
-    return [env_id for other in close for env_id in by_word[other]][:3]
-
-
-def _parts(env_id: str) -> tuple[str, str, int]:
-    """Namespace, name in small letters, and version of an id, which may lack the first and the last."""
-    namespace, _, rest = env_id.rpartition("/")
-    word, _, version = rest.rpartition("-v") if re.search(r"-v\d+$", rest) else (rest, "", "0")
-    return namespace, word.lower(), int(version)
-
-
-def make_envs(
-    env_id: str,
-    num_envs: int,
-    *,
-    env_kwargs: Mapping[str, Any] | None = None,
-    max_episode_steps: int | None = None,
-    device: str = "cpu",
-    processes: bool = False,
-) -> VectorEnv[Any, Any, Any]:
-    """A vector environment of any id: batched ones of ours on the device, others as ``SyncVectorEnv`` with autoreset.
-
-    MiniGrid and BabyAI ids get RGB pictures of the agent's view; a Dict observation with an entry "image" gives that
-    entry, one with "views", "positions" and "mask" stays as it is, any other Dict or Tuple of vectors is flattened.
-
-    Args:
-        env_id: any Gymnasium id.
-        num_envs: copies.
-        env_kwargs: keyword arguments of the environment.
-        max_episode_steps: another step limit than the id's own.
-        device: where batched environments of ours run.
-        processes: each copy of another environment in a process of its own (``AsyncVectorEnv``), which pays where a step
-            takes far longer than the tenth of a millisecond that its way between processes takes.
-
-    Raises:
-        UserError: no such environment, or it refuses the options.
-    """
-    spec = find_spec(env_id)
-    kwargs = dict(env_kwargs or {})
-    if max_episode_steps is not None:
-        kwargs["max_episode_steps"] = max_episode_steps
-    try:
-        if spec.id.startswith(OUR_NAMESPACE) and spec.vector_entry_point is not None:
-            return gym.make_vec(
-                spec.id, num_envs=num_envs, vectorization_mode="vector_entry_point", device=device, **kwargs
-            )
-        make = [lambda: _single(spec.id, kwargs)] * num_envs
-        if not processes:
-            return gym.vector.SyncVectorEnv(make)
-        with warnings.catch_warnings():  # forking is safe: the copies only run the environment
-            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-            return gym.vector.AsyncVectorEnv(make)
-    except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
-        raise UserError(f"environment {env_id!r} with {kwargs}: {str(error).splitlines()[0]}") from error
-
-
-def _single(env_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
-    env = gym.make(env_id, **kwargs)
-    if env_id.startswith(("MiniGrid-", "BabyAI-")):
-        from minigrid.wrappers import RGBImgPartialObsWrapper
-
-        env = RGBImgPartialObsWrapper(env)
-    space = env.observation_space
-    if isinstance(space, gym.spaces.Dict) and "image" in space.spaces:
-        picture = space["image"]
-        return gym.wrappers.TransformObservation(env, _image, picture)
-    if isinstance(space, gym.spaces.Dict) and set(VIEWS) <= set(space.spaces):
-        return env
-    if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
-        return gym.wrappers.FlattenObservation(env)
-    return env
-
-
-def _image(observation: dict[str, Any]) -> Any:
-    return observation["image"]
-
-
-def action_spec(space: gym.Space[Any], actions_per_object: int | None = None) -> dict[str, Any]:
-    """An action space in JSON: what a manifest says and a model is built from.
-
-    Raises:
-        UserError: not Discrete, MultiDiscrete or Box.
-    """
-    if isinstance(space, gym.spaces.Discrete):
-        if space.start != 0:
-            raise UserError(f"action space {space} does not start at 0; wrap it so that it does")
-        spec: dict[str, Any] = {"kind": "discrete", "sizes": [int(space.n)]}
-        if actions_per_object is not None:
-            spec["per_object"] = int(actions_per_object)
-        return spec
-    if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1 and not space.start.any():
-        return {"kind": "discrete", "sizes": [int(n) for n in space.nvec]}
-    if isinstance(space, gym.spaces.Box):
-        return {"kind": "box", "sizes": [int(np.prod(space.shape))]}
-    raise UserError(f"action space {space} is not supported; expected Discrete, MultiDiscrete or Box")
 
 
 def collect(
@@ -248,7 +101,13 @@ def collect(
             f'{env_id} says metadata["objects"]={names!r}; expected a list with the name of each coordinate'
         )
     limit = steps if steps is not None else _own_limit(probe, spec)
-    probe.close()
+    dropped = left_out(probe)
+    with faults_of(env_id, "when it was closed"):
+        probe.close()
+    if dropped:
+        print(
+            f"worldmodels: of what {env_id} observes the image is recorded, not {', '.join(dropped)}", file=sys.stderr
+        )
     # Dropped transitions count for the environment's clock, not for ours.
     own_limit = limit + math.ceil(0.1 * limit) + 5 if drop_invalid else limit
     if isinstance(space, gym.spaces.Dict):
@@ -274,46 +133,50 @@ def collect(
     }
     try:
         with EpisodesWriter(path, about) as writer:
-            _record(envs, writer, episodes, limit, seed, policy, drop_invalid, resize, progress)
-    except (
-        ValueError,
-        EOFError,
-        ConnectionError,
-    ) as error:  # what an environment raises, or a process of one that died
-        line = (str(error) or repr(error)).splitlines()[0]
-        raise UserError(f"{env_id} with {about['env_kwargs']} failed while it was recorded: {line}") from error
+            _record(env_id, envs, writer, episodes, limit, seed, policy, drop_invalid, resize, progress)
     finally:
-        envs.close()
+        with contextlib.suppress(Exception):  # what an environment raises that failed before
+            envs.close()
     return Episodes.load(path, verify=False)
 
 
 def collected(
-    folder: str | Path | Sequence[str | Path], label: str, settings: Mapping[str, Any], **more: Any
+    folder: str | Path | Sequence[str | Path],
+    label: str,
+    settings: Mapping[str, Any],
+    *,
+    fresh: bool = False,
+    again: str | None = None,
+    **more: Any,
 ) -> Episodes:
     """The episodes that ``collect`` makes with these settings: opened if they lie in a folder already, else collected.
 
-    Of several processes that ask for the same at once, one collects and the others wait for it; should it fail, the next
-    one collects.
+    They are found by the settings and by what the environment is, see ``origin``: after a change of its code they are
+    collected anew. Of several processes that ask for the same at once, one collects and the others wait for it; should it
+    fail, the next one collects.
 
     Args:
         folder: where data are kept; what a data set is called there depends on the settings. Of several all are looked in,
             and what is collected goes into the first.
         label: part of that name, for people.
         settings: keyword arguments of ``collect`` that say what is recorded; JSON, but for a policy.
+        fresh: collect in any case, and put that in the place of what is there.
+        again: the words with which a user has them collected anew, told beside where the data are that were found.
         more: those that do not, like ``progress``.
 
     Raises:
         UserError: see ``collect`` and ``Episodes.load``.
     """
     policy = settings.get("policy")
-    said = {**settings, "policy": f"{policy.__module__}:{policy.__qualname__}"} if policy else settings
+    said = {**settings, "policy": f"{policy.__module__}:{policy.__qualname__}"} if policy else dict(settings)
+    said["origin"] = origin(find_spec(settings["env_id"]), *([policy] if policy else []))
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:10]
     name = re.sub(r"[^A-Za-z0-9]+", "-", settings["env_id"]).strip("-")
     folders = [folder] if isinstance(folder, (str, Path)) else folder
     places = [Path(one) / f"{name}-{label}-{digest}" for one in folders]
     path = next((place for place in places if place.exists()), places[0])
-    if path.exists():
-        return Episodes.load(path)
+    if path.exists() and not fresh:
+        return _found(path, label, again)
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.with_name(f".{path.name}.lock")
     lock = FileLock(file)
@@ -323,11 +186,28 @@ def collected(
         print(f"worldmodels: waiting for another process that collects {path}", file=sys.stderr)
         lock.acquire()
     try:
-        return Episodes.load(path) if path.exists() else collect(**settings, path=path, **more)
+        if path.exists() and not fresh:
+            return _found(path, label, again)
+        if not path.exists():
+            return collect(**settings, path=path, **more)
+        aside = path.with_name(f"{path.name}-fresh")
+        shutil.rmtree(aside, ignore_errors=True)
+        collect(**settings, path=aside, **more)
+        shutil.rmtree(path)
+        aside.rename(path)
+        return Episodes.load(path, verify=False)
     finally:
         with contextlib.suppress(OSError):  # a lock that was removed lets in whoever waits for it
             file.unlink()
         lock.release()
+
+
+def _found(path: Path, label: str, again: str | None) -> Episodes:
+    episodes = Episodes.load(path)
+    if again is not None:
+        when = datetime.fromtimestamp((path / MANIFEST).stat().st_mtime)
+        print(f"{label} data: {path}, recorded {when:%Y-%m-%d %H:%M}; {again} records all anew")
+    return episodes
 
 
 def _own_limit(envs: VectorEnv[Any, Any, Any], spec: Any) -> int:
@@ -340,6 +220,7 @@ def _own_limit(envs: VectorEnv[Any, Any, Any], spec: Any) -> int:
 
 
 def _record(
+    env_id: str,
     envs: VectorEnv[Any, Any, Any],
     writer: EpisodesWriter,
     episodes: int,
@@ -357,18 +238,22 @@ def _record(
     ours = not isinstance(envs, (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv))
     # Gymnasium gives copy b the seed + b, so that data sets of neighbouring seeds would share their episodes.
     seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(B)]
-    raw, info = envs.reset(seed=seed) if ours else envs.reset(seed=seeds)  # type: ignore[arg-type]
-    buffers = _Buffers(B, limit, resize)
+    with faults_of(env_id, "in its first reset"):
+        raw, info = envs.reset(seed=seed) if ours else envs.reset(seed=seeds)  # type: ignore[arg-type]
+    buffers, step = _Buffers(B, limit, resize), 0
     buffers.begin(np.ones(B, dtype=bool), raw, info)
     fresh = np.zeros(B, dtype=bool)  # NEXT_STEP: this step only starts the next episode
     while quota.any():
         actions = envs.action_space.sample() if policy is None else policy(raw, info)
         if mode == AutoresetMode.DISABLED and fresh.any():
-            raw, info = envs.reset(options={"reset_mask": fresh})
+            with faults_of(env_id, f"in a reset after step {step}"):
+                raw, info = envs.reset(options={"reset_mask": fresh})
             buffers.begin(fresh, raw, info)
             fresh = np.zeros(B, dtype=bool)
             continue
-        raw, rewards, terminated, truncated, info = envs.step(actions)
+        step += 1
+        with faults_of(env_id, f"in step {step}"):
+            raw, rewards, terminated, truncated, info = envs.step(actions)
         terminated, truncated = _numpy(terminated).astype(bool), _numpy(truncated).astype(bool)
         done = terminated | truncated
         if mode == AutoresetMode.SAME_STEP and done.any():
@@ -388,7 +273,10 @@ def _record(
         ended = (done | (buffers.length >= limit)) & ~fresh & ~buffers.written
         for b in np.flatnonzero(ended & (quota > 0)).tolist():
             if buffers.length[b] > 0:
-                writer.append(buffers.episode(b))
+                episode = buffers.episode(b)
+                told = {name: value for name, value in episode.items() if not name.startswith("info/")}
+                refuse_not_finite(env_id, f"in the {buffers.length[b]} steps before step {step}", told)
+                writer.append(episode)
                 quota[b] -= 1
                 if progress is not None:
                     progress(len(writer.lengths), episodes)
@@ -487,7 +375,8 @@ class _Buffers:
         at = self.length[rows]
         for name, value in (("actions", actions), ("terminated", terminated), ("truncated", truncated)):
             self._put(name, rows, at, value)
-        self._put("rewards", rows, at, _numpy(rewards).astype(np.float32))
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as that
+            self._put("rewards", rows, at, _numpy(rewards).astype(np.float32))
         self._put_observation(rows, at + 1, raw, info)
         self.length[rows] += 1
 
@@ -495,14 +384,3 @@ class _Buffers:
         """The finished episode of a copy."""
         self.names = set(self.arrays)
         return {name: array[row, : self.length[row] + 1] for name, array in self.arrays.items()}
-
-
-def resized(pictures: Tensor, size: tuple[int, int]) -> Tensor:
-    """Pictures ``(B, H, W, C)`` uint8 brought to (height, width) with antialiasing."""
-    if pictures.dim() != 4 or pictures.dtype != torch.uint8:
-        raise UserError(
-            f"resize is for pictures (B, H, W, C) uint8; these are {tuple(pictures.shape)} {pictures.dtype}"
-        )
-    channels_first = pictures.permute(0, 3, 1, 2)
-    small = torch.nn.functional.interpolate(channels_first, size=list(size), mode="bilinear", antialias=True)
-    return small.permute(0, 2, 3, 1).contiguous()

@@ -1,10 +1,12 @@
 """Episodes: the container of recorded experience, on disk and on the device."""
 
+import glob
 import hashlib
 import json
 import math
 import os
 import shutil
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -276,13 +278,15 @@ class EpisodesWriter:
             raise UserError(f"{self.path} exists already; remove it or choose another path")
         self.about = dict(about)
         self.lengths: list[int] = []
-        self._aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        self._aside = self.path.with_name(f".{self.path.name}.{socket.gethostname()}.{os.getpid()}.partial")
         self._streams: dict[str, Any] = {}
         self._entries: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, Any] = {}
 
     def __enter__(self) -> "EpisodesWriter":
-        shutil.rmtree(self._aside, ignore_errors=True)  # of a killed process that had this number
+        for left in self.path.parent.glob(f".{glob.escape(self.path.name)}.{socket.gethostname()}.*.partial"):
+            if not _alive(left.suffixes[-2]):  # of a process of this machine that was killed
+                shutil.rmtree(left, ignore_errors=True)
         self._aside.mkdir(parents=True)
         return self
 
@@ -337,6 +341,20 @@ class EpisodesWriter:
         except OSError:
             if not (self.path / MANIFEST).is_file():  # else another process has just written the same data
                 raise
+
+
+def _alive(suffix: str) -> bool:
+    """Whether another process has the number after the dot; this one, which writes only now, does not count."""
+    number = suffix.removeprefix(".")
+    if not number.isdecimal() or int(number) == os.getpid():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def draw_paths(

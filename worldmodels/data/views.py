@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..errors import UserError
-from .collect import make_envs
+from .environments import make_envs
 from .episodes import Episodes, draw_starts
 
 

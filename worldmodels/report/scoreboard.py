@@ -257,7 +257,7 @@ def _read(path: Path, config: Mapping[str, Any]) -> _Run:
         raise UserError(f"{path / EVALUATION} lacks {', '.join(lacks)}; run 'worldmodels evaluate run={path}' again")
     name = core_name(config["core"])
     flat = dict(_flat({key: part for key, part in config.items() if key != "model"}))
-    seconds = [line[SECONDS] for line in read_metrics(path) if SECONDS in line]
+    seconds = [line[SECONDS] for line in read_metrics(path) if isinstance(line.get(SECONDS), (int, float))]
     return _Run(path, {**flat, "core": name}, evaluation, float(seconds[-1]) if seconds else None)
 
 

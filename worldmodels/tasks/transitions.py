@@ -10,11 +10,12 @@ import torch
 from rich.console import Group, RenderableType
 from torch import Tensor, nn
 
-from ..data.collect import collected, resized
+from ..data.collect import collected
+from ..data.environments import resized
 from ..data.episodes import Episodes, Paths, draw_paths
 from ..errors import UserError
 from ..logging import progress_bar
-from ..losses import contrastive
+from ..losses import contrastive, refuse_unknown_forms
 from ..models.world_model import WorldModel, attach, attached_size
 from ..plugins import build
 from ..ranges import check_ranges
@@ -85,19 +86,19 @@ class Transitions:
     def collect(self, *, quiet: bool = False) -> None:
         """Open the episodes, collected first if these settings never were."""
         for which in ("train", "test"):
-            self.episodes(which, quiet=quiet)
+            self.episodes(which, quiet=quiet, again="data.fresh=true" if which == "train" and not quiet else None)
 
-    def episodes(self, which: str, *, quiet: bool = True) -> Episodes:
+    def episodes(self, which: str, *, quiet: bool = True, again: str | None = None) -> Episodes:
         """The "train" or "test" episodes: opened, or collected if these settings never were.
 
         Raises:
             UserError: missing or damaged data, an unknown environment.
         """
         if which not in self._opened:
-            self._opened[which] = self._open(which, quiet=quiet)
+            self._opened[which] = self._open(which, quiet=quiet, again=again)
         return self._opened[which]
 
-    def _open(self, which: str, *, quiet: bool) -> Episodes:
+    def _open(self, which: str, *, quiet: bool, again: str | None) -> Episodes:
         chosen = self.data[which]
         if chosen["path"] is not None:
             return Episodes.load(chosen["path"])
@@ -123,6 +124,8 @@ class Transitions:
                 self.data["dir"],
                 which,
                 settings,
+                fresh=self.data["fresh"],
+                again=again,
                 processes=self.data["processes"],
                 progress=lambda done, _: bar.update(task, completed=done, visible=True),
             )
@@ -286,6 +289,7 @@ class Windows:
         starts_per_episode: int = 1,
     ):
         check_ranges("objective", contrastive, objective)
+        refuse_unknown_forms(objective.get("negatives", "cswm"), objective.get("hinge_on", "energy"))
         self.objective = dict(objective)
         self.window, self.imagine, self.starts_per_episode = window, imagine, starts_per_episode
         self.action: Mapping[str, Any] = {}

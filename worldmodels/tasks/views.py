@@ -14,7 +14,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from torch import Tensor, nn
 
-from ..data.collect import collected, make_envs
+from ..data.collect import collected
+from ..data.environments import make_envs
 from ..data.views import Views, ViewSource, first_views, side_by_side
 from ..errors import UserError
 from ..logging import progress_bar
@@ -67,6 +68,7 @@ class PartialViews:
         train_seed: of the training episodes.
         test_seed: of the test episodes.
         data_dir: where recorded episodes are kept; or several folders, see ``collected``.
+        fresh: record them anew, in the place of those that are found there.
         window: steps a training sequence reads.
         objective: "views" or "contrastive".
         oracle: the model sees what it is asked (the paper's time-travelling oracle, with a core without memory).
@@ -106,6 +108,7 @@ class PartialViews:
         train_seed: int = 1,
         test_seed: int = 3,
         data_dir: str | Path | Sequence[str | Path] = "data",
+        fresh: bool = False,
         window: int = 20,
         objective: str = "views",
         oracle: bool = False,
@@ -155,7 +158,7 @@ class PartialViews:
         self.train = {name: dict(kwargs) for name, kwargs in (train or {"train": {}}).items()}
         self.test = {name: dict(kwargs) for name, kwargs in (test or {"test": {}}).items()}
         self.train_episodes, self.test_episodes, self.steps = train_episodes, test_episodes, steps
-        self.train_seed, self.test_seed, self.data_dir = train_seed, test_seed, data_dir
+        self.train_seed, self.test_seed, self.data_dir, self.fresh = train_seed, test_seed, data_dir, fresh
         self.window, self.contrastive, self.oracle, self.polar = window, objective == "contrastive", oracle, polar
         self.num_views, self.fractions, self.removed = num_views, list(fractions), list(removed)
         self.prompt, self.imagined, self.horizons = prompt, imagined, list(horizons)
@@ -169,9 +172,13 @@ class PartialViews:
         """Record all episodes, of training and test, that never were."""
         for which in ("train", "test"):
             for variant in getattr(self, which):
-                self.source(which, variant, torch.device("cpu"), quiet=quiet)
+                told = which == "train" and variant == next(iter(self.train)) and not quiet
+                again = "task.fresh=true" if told else None
+                self.source(which, variant, torch.device("cpu"), quiet=quiet, again=again)
 
-    def source(self, which: str, variant: str, device: torch.device, *, quiet: bool = True) -> ViewSource:
+    def source(
+        self, which: str, variant: str, device: torch.device, *, quiet: bool = True, again: str | None = None
+    ) -> ViewSource:
         """The "train" or "test" episodes of a variant, recorded if they never were, resident on the device."""
         key = (which, variant, str(device))
         if key not in self._recorded:
@@ -192,6 +199,8 @@ class PartialViews:
                     self.data_dir,
                     which,
                     settings,
+                    fresh=self.fresh,
+                    again=again,
                     progress=lambda done, _: bar.update(shown, completed=done, visible=True),
                 )
             env = make_envs(self.env_id, 1, env_kwargs=kwargs, device=str(device))
