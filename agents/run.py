@@ -112,6 +112,7 @@ def ppo_options() -> dict[str, Any]:
         "seed",
         "device",
         "fabric",
+        "others",
     )
     parameters = inspect.signature(RecurrentPPO.__init__).parameters.values()
     return {p.name: p.default for p in parameters if p.name not in taken and not p.name.startswith("_")}

@@ -225,6 +225,10 @@ def test_any_gymnasium_environment_trains(at_home, env_id, more):
             ["train", *SMOKE, "core=gnn", "core.slot_size=8", "run=runs/y1"],
             "leave core.num_slots and core.slot_size out",
         ),
+        (
+            ["train", *SMOKE, "core=scoff", "core.num_slots=0", "run=runs/y9"],
+            "core.num_slots=0; expected a whole number",
+        ),
         (["train", *SMOKE, "core=gru", "memory=carry", "run=runs/y2"], "trainer.window=4"),
         (["train", *SMOKE, "evaluation.horizons=[1,50]", "run=runs/y3"], "0 of 64 test episodes reach the 50 steps"),
         (["train", *SMOKE, "evaluation.horizons=[]", "run=runs/y4"], "give some numbers of steps"),
