@@ -123,6 +123,11 @@ def test_run_folder_evaluation_and_pictures(home, capsys):
     capsys.readouterr()
 
 
+def test_load_opens_agents_as_well(home):
+    run = worldmodels.load(home / "recall")
+    assert isinstance(run, worldmodels.agents.AgentRun) and run.model.num_timesteps == 128
+
+
 def test_tables_over_seeds(home, capsys):
     trained(home / "recall-1", "experiment=memory", "core=gru", "core.num_slots=1", "core.slot_size=8", "seed=1")
     capsys.readouterr()
