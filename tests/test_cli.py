@@ -316,7 +316,7 @@ def test_a_core_without_a_docstring_is_listed(capsys, monkeypatch):
 def test_a_missing_extra_names_its_pip_command(at_home, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     line = refused(capsys, "import-cswm", "file=x.h5", "path=x", "action_size=20")
-    assert "pip install 'worldmodels[data]'" in line
+    assert "run pip install '.[data]' in the checkout" in line
 
 
 def run_in_shell(words, folder, **options):

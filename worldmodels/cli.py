@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given[0] == "--version":
         from importlib.metadata import version
 
-        print(version("worldmodels"))
+        print(version("structured-worldmodels"))
         return 0
     name, rest = given[0], given[1:]
     try:
@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _extra(module: str | None) -> str:
-    return "pip install 'worldmodels[data]'" if module == "h5py" else f"pip install {module}"
+    return "run pip install '.[data]' in the checkout" if module == "h5py" else f"pip install {module}"
 
 
 def _parsed(schema: type, words: list[str]) -> Any:

@@ -368,7 +368,7 @@ def _hydra(words: Sequence[str], task: Callable[[DictConfig], Any], program: str
         line = user_error(error)
         asked = str(getattr(error, "missing_cfg_file", ""))
         if asked in EXTRAS:
-            line = UserError(f"{asked} is not installed; pip install 'worldmodels[{EXTRAS[asked]}]'")
+            line = UserError(f"{asked} is not installed; run pip install '.[{EXTRAS[asked]}]' in the checkout")
         if line is None:
             raise
         raise line from error
