@@ -195,9 +195,9 @@ def _encoder_of(run: str, observation_shape: tuple[int, ...]) -> Any:
     Raises:
         ValueError: it was trained on other pictures.
     """
-    from ..run import load
+    from ..run import load_run
 
-    encoder = getattr(load(run).model, "encoder", None)
+    encoder = getattr(load_run(run).model, "encoder", None)
     if not isinstance(encoder, Encoder):
         raise ValueError(f"{run} is no run of a world model, so it has no encoder")
     if tuple(encoder.observation_shape) != tuple(observation_shape):

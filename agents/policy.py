@@ -1,6 +1,7 @@
 """An actor-critic policy of Stable-Baselines3 with one of our cores as its memory."""
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,31 @@ from torch import Tensor, nn
 
 from ..core import RecurrentCore, State, Tokens, unroll
 from ..cores import CORES
-from ..plugins import build_core, constructor, named
+from ..errors import UserError, nearest
+from ..plugins import build_core, constructor, named, offered, options_of
+from ..ranges import check_ranges
 from .rollout import Observation, each
 
 CRITICS = ("shared", "own")
+_CRITIC = "critic='own' gives the critic a memory of its own, critic='shared' lets it read the actor's"
+_HABITS = {  # options of sb3-contrib and nn.LSTM, and what does the same here
+    "lstm_hidden_size": "core_kwargs={{'slot_size': {value!r}}} sets the size of each slot; an lstm has one slot",
+    "hidden_size": "core_kwargs={{'slot_size': {value!r}}} sets the size of each slot; an lstm has one slot",
+    "n_lstm_layers": "a core has one layer, which core_kwargs={{'slot_size': 512}} makes wider",
+    "shared_lstm": _CRITIC,
+    "enable_critic_lstm": _CRITIC,
+    "lstm_kwargs": "core_kwargs={{...}} holds the options of the core",
+    "use_sde": "there is no state-dependent exploration here; leave it out",
+    "sde_sample_freq": "there is no state-dependent exploration here; leave it out",
+}
+_GIVEN = ("observation_space", "action_space", "lr_schedule")  # by the algorithm
+
+
+def unknown_option(owner: str, key: str, value: Any, known: Iterable[str]) -> UserError:
+    """The error about an option that its owner does not take: what takes its place here, or the nearest known option."""
+    name = key.rpartition(".")[2]
+    hint = _HABITS[name].format(value=value) if name in _HABITS else nearest(name, known)
+    return UserError(f"{owner} does not take {key}; {hint}")
 
 
 class Memory(nn.Module):
@@ -34,23 +56,32 @@ class Memory(nn.Module):
 
     def __init__(self, core: str, options: Mapping[str, Any], token_shape: tuple[int, int]):
         super().__init__()
+        known = offered("cores", CORES)
+        if core not in known and "." not in core:
+            raise UserError(
+                f"unknown core {core!r}; {nearest(core.lower(), known)} One of your own is 'my.module.Name'"
+            )
         config = named("cores", CORES, core, options)
+        target = constructor("core", config)
+        for name in _HABITS.keys() & options.keys() - options_of(target).keys():
+            raise unknown_option(target.__name__, f"core.{name}", options[name], ())
         N, F = token_shape
-        can = constructor("core", config).capabilities
+        can = target.capabilities
         default = (1, 256) if can.one_vector else (6, 64) if can.memory else token_shape
-        num_slots = options.get("num_slots") or default[0]
-        slot_size = options.get("slot_size") or default[1]
+        given = {name: value for name in ("num_slots", "slot_size") if (value := options.get(name)) is not None}
+        check_ranges("core", build_core, given)
+        num_slots, slot_size = given.get("num_slots", default[0]), given.get("slot_size", default[1])
         config = {name: value for name, value in config.items() if name not in ("num_slots", "slot_size")}
         self.token_shape = (N, F)
-        self.core: RecurrentCore
-        self.core = build_core(config, F, num_slots, slot_size, N)
         self.changes = not can.memory
         self.passes_features = not can.transition
         if self.changes and (num_slots != N or slot_size > F):
-            raise ValueError(
-                f"core {core!r} has no state and changes its tokens, so it needs as many slots as tokens ({N}) of at most "
-                f"their size ({F}); got {num_slots} slots of {slot_size}"
+            raise UserError(
+                f"core {core!r} has no state and changes its tokens, here {N} of size {F}; leave num_slots and slot_size "
+                f"out, or set num_slots={N} and slot_size to at most {F}; got num_slots={num_slots} and slot_size={slot_size}"
             )
+        self.core: RecurrentCore
+        self.core = build_core(config, F, num_slots, slot_size, N)
         self.size = num_slots * slot_size + (N * F if self.passes_features else 0)
 
     def core_parameters(self) -> Iterator[nn.Parameter]:
@@ -108,7 +139,11 @@ class RecurrentPolicy(ActorCriticPolicy):
         **kwargs: Any,
     ):
         if critic not in CRITICS:
-            raise ValueError(f"critic is {critic!r}; expected one of {', '.join(CRITICS)}")
+            raise UserError(f"critic is {critic!r}; expected one of {', '.join(CRITICS)}")
+        known = [name for name in inspect.signature(ActorCriticPolicy).parameters if name not in _GIVEN]
+        for name, value in kwargs.items():
+            if name not in known:
+                raise unknown_option(type(self).__name__, f"policy_kwargs.{name}", value, known)
         self.core_name, self.core_kwargs, self.critic = core, dict(core_kwargs or {}), critic
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
         self.train(False)
@@ -121,7 +156,7 @@ class RecurrentPolicy(ActorCriticPolicy):
         if self.critic == "own":
             self.critic_memory = Memory(self.core_name, self.core_kwargs, token_shape)
         elif not self.share_features_extractor:
-            raise ValueError("share_features_extractor=False gives the critic features of its own; add critic='own'")
+            raise UserError("share_features_extractor=False gives the critic features of its own; add critic='own'")
         self.mlp_extractor = MlpExtractor(
             self.memory.size, net_arch=self.net_arch, activation_fn=self.activation_fn, device=self.device
         )

@@ -1,5 +1,6 @@
 """Proximal policy optimisation (Schulman et al. 2017) with one of our cores as the memory, as an SB3 algorithm."""
 
+import inspect
 import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -16,9 +17,9 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from ..core import State
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_ranges
-from .policy import RecurrentCnnPolicy, RecurrentMultiInputPolicy, RecurrentPolicy
+from .policy import RecurrentCnnPolicy, RecurrentMultiInputPolicy, RecurrentPolicy, unknown_option
 from .rollout import Minibatch, Rollout, advantages, each, stacked
 from .vector import Step, VectorEnvAdapter
 
@@ -72,14 +73,16 @@ class RecurrentPPO(OnPolicyAlgorithm):
         seed: of everything random; several processes are given the same.
         device: "auto", "cpu", "cuda".
         fabric: Lightning Fabric, launched, whose processes learn together; None for one process.
+        others: none; a name that is not known is refused, with the nearest that is.
 
     Raises:
-        ValueError: values out of their range, or sizes that do not fit together.
+        UserError: a policy, a core or an option that is not known, values out of their range, or sizes that do not fit
+            together.
     """
 
     policy: RecurrentPolicy
     rollout_buffer: Rollout  # type: ignore[assignment]
-    policy_aliases: ClassVar[dict[str, type]] = {
+    policy_aliases: ClassVar[dict[str, type[RecurrentPolicy]]] = {  # type: ignore[assignment]
         "MlpPolicy": RecurrentPolicy,
         "CnnPolicy": RecurrentCnnPolicy,
         "MultiInputPolicy": RecurrentMultiInputPolicy,
@@ -114,7 +117,11 @@ class RecurrentPPO(OnPolicyAlgorithm):
         device: torch.device | str = "auto",
         fabric: Any = None,
         _init_setup_model: bool = True,
+        **others: Any,
     ):
+        for name, value in others.items():
+            known = [option for option in inspect.signature(RecurrentPPO).parameters if option != "others"]
+            raise unknown_option("RecurrentPPO", name, value, known)
         super().__init__(
             policy,
             env,
@@ -144,6 +151,14 @@ class RecurrentPPO(OnPolicyAlgorithm):
         if _init_setup_model:
             self._setup_model()
 
+    def _get_policy_from_name(self, policy_name: str) -> type[RecurrentPolicy]:
+        if policy_name in self.policy_aliases:
+            return self.policy_aliases[policy_name]
+        plain = policy_name.replace("Lstm", "")
+        if plain in self.policy_aliases:
+            raise UserError(f'policy is "{policy_name}", a name of sb3-contrib; use "{plain}" with core="lstm"')
+        raise UserError(f'unknown policy "{policy_name}"; {nearest(policy_name, self.policy_aliases)}')
+
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         if isinstance(env, VectorEnv):
@@ -155,21 +170,26 @@ class RecurrentPPO(OnPolicyAlgorithm):
         first_env, all_envs = self._share()
         L = self.n_steps if self.sequence_length is None else self.sequence_length
         if self.n_steps % L:
-            raise ValueError(f"sequence_length is {L}; it must divide n_steps, {self.n_steps}")
-        if self.batch_size % L or not L <= self.batch_size <= self.n_steps * all_envs:
-            raise ValueError(
-                f"batch_size is {self.batch_size}; a minibatch is whole sequences of {L} steps, so give a multiple of {L} up "
-                f"to n_steps x environments = {self.n_steps * all_envs}"
+            best = _largest_divisor(self.n_steps, L)
+            raise UserError(f"sequence_length is {L}; it must divide n_steps, {self.n_steps}, as {best} does")
+        rollout = self.n_steps * all_envs
+        if self.batch_size % L or not L <= self.batch_size <= rollout:
+            best = L * _largest_divisor(rollout // L, max(1, self.batch_size // L))
+            raise UserError(
+                f"batch_size is {self.batch_size}; a minibatch is whole sequences of sequence_length={L} steps (n_steps "
+                f"unless told otherwise), so give a multiple of {L} up to n_steps x environments = {rollout}, like {best}"
             )
-        if self.n_steps * all_envs % self.batch_size:
+        if rollout % self.batch_size:
             warnings.warn(
-                f"a rollout has {self.n_steps * all_envs} steps, no multiple of batch_size={self.batch_size}: its last "
+                f"a rollout has {rollout} steps, no multiple of batch_size={self.batch_size}: its last "
                 "minibatch will be smaller",
                 UserWarning,
                 stacklevel=2,
             )
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
+        for name in {"core", "core_kwargs", "critic"} & set(self.policy_kwargs):
+            raise UserError(f"policy_kwargs has {name!r}; give {name}= to RecurrentPPO itself")
         self.policy = self.policy_class(  # type: ignore[assignment]
             self.observation_space,
             self.action_space,
@@ -487,6 +507,11 @@ class RecurrentPPO(OnPolicyAlgorithm):
     def initial_state(self, batch_size: int) -> State:
         """The policy's state at the start of an episode."""
         return self.policy.initial_state(batch_size)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most so much."""
+    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
 
 
 def _on(part: Any, device: Any) -> Any:

@@ -27,7 +27,7 @@ from ..config import CONFIGS, LoggerConfig, register_cores, register_experiments
 from ..data.environments import OUR_NAMESPACE, as_picture, find_spec, refused, resized
 from ..envs.shared import AgentCopies
 from ..errors import UserError
-from ..launch import command, show_folder, train_job
+from ..launch import as_words, command, show_folder, summarise, train_job
 from ..logging import RunLog, progress_bar, read_metrics
 from ..ranges import AT_LEAST_ONE, SEED, Range, check_ranges
 from ..report.tables import show
@@ -118,6 +118,7 @@ def ppo_options() -> dict[str, Any]:
         "seed",
         "device",
         "fabric",
+        "others",
     )
     parameters = inspect.signature(RecurrentPPO.__init__).parameters.values()
     return {p.name: p.default for p in parameters if p.name not in taken and not p.name.startswith("_")}
@@ -654,12 +655,12 @@ def _read(path: Path) -> dict[str, Any]:
     return read_saved(path, AgentConfig)
 
 
-def train(*overrides: str) -> AgentRun | None:
-    """Train an agent from Python with the overrides of the command line; returns the run (of a sweep the last one).
+def train(*overrides: str | Mapping[str, Any], **more: Any) -> AgentRun | None:
+    """Train an agent from Python, with the arguments of ``worldmodels.train``; returns the run (of a sweep the last one).
 
     Under torchrun it returns None in all processes but the first.
 
-    >>> worldmodels.agents.train("experiment=gotoobjmaze", "core=scoff", "size=cpu")  # doctest: +SKIP
+    >>> worldmodels.agents.train("experiment=gotoobjmaze", "size=cpu", core="scoff", seed=3)  # doctest: +SKIP
     """
-    runs = train_agent_command(overrides)
+    runs = train_agent_command(as_words(overrides, more), summarise)
     return runs[-1] if runs else None

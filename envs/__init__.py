@@ -27,7 +27,7 @@ if "worldmodels/MiniGrid-v0" not in registry:  # takes env_id=, any id of minigr
 if "worldmodels/Atari-v0" not in registry:  # takes game=, any of ale-py's ROMs
     register("worldmodels/Atari-v0", entry_point=f"{__name__}.atari:Atari", max_episode_steps=10)
 
-# Others' worlds, which need what they are made of: worldmodels[flatland], worldmodels[starcraft].
+# Others' worlds, which need what they are made of: the extras flatland and starcraft.
 for _id, _single in (
     ("worldmodels/Flatland-v0", "flatland:Flatland"),
     ("worldmodels/StarCraft2-v0", "starcraft:StarCraft2"),

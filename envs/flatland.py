@@ -372,8 +372,8 @@ def _check_installed() -> None:
         import flatland.envs.rail_env  # noqa: F401
     except ModuleNotFoundError as error:
         raise gym.error.DependencyNotInstalled(
-            f"Flatland needs flatland-rl, but there is no module {error.name!r}: pip install 'worldmodels[flatland]', "
-            "best in an environment of its own, because flatland-rl needs numpy 1.26"
+            f"Flatland needs flatland-rl, but there is no module {error.name!r}: run pip install '.[flatland]' in the "
+            "checkout, best in an environment of its own, because flatland-rl needs numpy 1.26"
         ) from error
 
 

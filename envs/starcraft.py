@@ -342,7 +342,7 @@ def import_pysc2() -> Any:
     except ModuleNotFoundError as error:
         raise gym.error.DependencyNotInstalled(
             f"StarCraft II needs pysc2, and the module {error.name!r} is not installed: "
-            "pip install 'worldmodels[starcraft]'"
+            "run pip install '.[starcraft]' in the checkout"
         ) from None
     if not flags.is_parsed():
         flags.mark_as_parsed()  # pysc2 reads its command line options, of which there are none here

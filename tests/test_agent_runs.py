@@ -123,6 +123,11 @@ def test_run_folder_evaluation_and_pictures(home, capsys):
     capsys.readouterr()
 
 
+def test_load_opens_agents_as_well(home):
+    run = worldmodels.load(home / "recall")
+    assert isinstance(run, worldmodels.agents.AgentRun) and run.model.num_timesteps == 128
+
+
 def test_tables_over_seeds(home, capsys):
     trained(home / "recall-1", "experiment=memory", "core=gru", "core.num_slots=1", "core.slot_size=8", "seed=1")
     capsys.readouterr()
@@ -145,14 +150,17 @@ def test_seeds_reproduce_a_run(home, tmp_path):
     ("words", "says"),
     [
         (["experiment=memory", "core=scof"], "did you mean 'scoff'"),
-        (["experiment=memory", "ppo.batch_size=7"], "batch_size is 7; a minibatch is whole sequences of 8 steps"),
+        (
+            ["experiment=memory", "ppo.batch_size=7"],
+            "batch_size is 7; a minibatch is whole sequences of sequence_length=8 steps",
+        ),
         (["experiment=memory", "ppo.batchsize=7"], "did you mean 'batch_size'"),
         (["experiment=memory", "encoder.name=babyai"], "expected a dict of a picture and a mission"),
         (["experiment=memory", "encoder.name=nothing"], "encoder.name=nothing; expected auto, flatten"),
         (["env.id=Nothing-v0"], "unknown environment 'Nothing-v0'"),
         ([], "no environment was named"),
         (["experiment=memory", "+env.kwargs.cues=3"], "unexpected keyword argument 'cues'"),
-        (["experiment=memory", "core=gnn", "core.num_slots=3"], "needs as many slots as tokens"),
+        (["experiment=memory", "core=gnn", "core.num_slots=3"], "set num_slots=1 and slot_size to at most"),
         (["experiment=memory", "+core.num_schemata=2"], "does not take core.num_schemata"),
         (["experiment=memory", "ppo.n_steps=0"], "ppo.n_steps=0; expected a whole number of at least 1"),
         (["experiment=memory", "trainer.device=gpu"], "device 'gpu' cannot be used here"),

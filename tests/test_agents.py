@@ -21,6 +21,7 @@ from worldmodels.agents import RecurrentPPO, VectorEnvAdapter
 from worldmodels.agents.policy import Memory
 from worldmodels.agents.rollout import advantages
 from worldmodels.cores import CORES
+from worldmodels.errors import UserError
 
 LENGTHS = (3, 5, 4)  # of the counting environment's episodes, in turn
 
@@ -466,8 +467,12 @@ def test_extractors_that_make_several_tokens():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 24}, "batch_size is 24; a minibatch is whole sequences of 16 steps"),
-        ({"sequence_length": 5}, "sequence_length is 5; it must divide n_steps, 16"),
+        (
+            {"batch_size": 24},
+            "batch_size is 24; a minibatch is whole sequences of sequence_length=16 steps .* like 16$",
+        ),
+        ({"batch_size": 10, "sequence_length": 4}, "sequence_length=4 steps .* multiple of 4 up to .* = 16, like 8$"),
+        ({"sequence_length": 5}, "sequence_length is 5; it must divide n_steps, 16, as 4 does"),
         ({"critic": "none"}, "critic is 'none'"),
         ({"batch_size": 64}, "up to n_steps x environments = 16"),
         ({"sequence_length": 0}, "sequence_length=0; expected a whole number of at least 1"),
@@ -477,6 +482,42 @@ def test_extractors_that_make_several_tokens():
 def test_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ppo("CartPole-v1", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"core": "scof"}, "unknown core 'scof'; did you mean 'scoff'"),
+        ({"core": "LSTM"}, "did you mean 'lstm'"),
+        (
+            {"core": "scoff", "core_kwargs": {"num_schemas": 2}},
+            "SCOFF does not take core.num_schemas; .*'num_schemata'",
+        ),
+        ({"core_kwargs": {"slot_sise": 2}}, "LSTM does not take core.slot_sise; did you mean 'slot_size'"),
+        ({"core_kwargs": {"hidden_size": 9}}, r"core_kwargs=\{'slot_size': 9\} sets the size"),
+        ({"core_kwargs": {"num_slots": 0}}, "core.num_slots=0; expected a whole number of at least 1"),
+        ({"core_kwargs": {"slot_size": 2.5}}, "core.slot_size=2.5; expected a whole number"),
+        ({"core": "rmc", "core_kwargs": {"slot_size": 10, "num_heads": 4}}, "must divide slot_size, 10; slot_size=12"),
+        ({"core": "rims", "core_kwargs": {"num_slots": 2, "num_active": 3}}, r"expected 1 to 2, .*\(num_slots\)"),
+        ({"core": "gnn", "core_kwargs": {"slot_size": 9}}, "set num_slots=1 and slot_size to at most 4"),
+        ({"policy": "MlpLstmPolicy"}, 'use "MlpPolicy" with core="lstm"'),
+        ({"policy": "CnnLstmPolicy"}, 'use "CnnPolicy" with core="lstm"'),
+        ({"policy": "MultiInputLstmPolicy"}, 'use "MultiInputPolicy" with core="lstm"'),
+        ({"policy": "MlpPolcy"}, "unknown policy \"MlpPolcy\"; did you mean 'MlpPolicy'"),
+        ({"policy_kwargs": {"lstm_hidden_size": 64}}, r"core_kwargs=\{'slot_size': 64\}"),
+        ({"policy_kwargs": {"n_lstm_layers": 2}}, "a core has one layer"),
+        ({"policy_kwargs": {"shared_lstm": True}}, "critic='shared' lets it read the actor's"),
+        ({"policy_kwargs": {"enable_critic_lstm": True}}, "critic='own' gives the critic a memory of its own"),
+        ({"policy_kwargs": {"net_ark": [64]}}, "policy_kwargs.net_ark; did you mean 'net_arch'"),
+        ({"policy_kwargs": {"critic": "own"}}, "give critic= to RecurrentPPO itself"),
+        ({"lstm_hidden_size": 64}, r"RecurrentPPO does not take lstm_hidden_size; core_kwargs=\{'slot_size': 64\}"),
+        ({"seqence_length": 8}, "did you mean 'sequence_length'"),
+    ],
+)
+def test_a_slip_is_answered_in_one_line(options, message):
+    with pytest.raises(UserError, match=message) as error:
+        RecurrentPPO(**{"policy": "MlpPolicy", "env": "CartPole-v1", "device": "cpu"} | options)
+    assert "\n" not in str(error.value)
 
 
 def test_what_is_not_finite_stops_the_training():

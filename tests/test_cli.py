@@ -226,6 +226,10 @@ def test_any_gymnasium_environment_trains(at_home, env_id, more):
             ["train", *SMOKE, "core=gnn", "core.slot_size=8", "run=runs/y1"],
             "leave core.num_slots and core.slot_size out",
         ),
+        (
+            ["train", *SMOKE, "core=scoff", "core.num_slots=0", "run=runs/y9"],
+            "core.num_slots=0; expected a whole number",
+        ),
         (["train", *SMOKE, "core=gru", "memory=carry", "run=runs/y2"], "trainer.window=4"),
         (["train", *SMOKE, "evaluation.horizons=[1,50]", "run=runs/y3"], "0 of 64 test episodes reach the 50 steps"),
         (["train", *SMOKE, "evaluation.horizons=[]", "run=runs/y4"], "give some numbers of steps"),
@@ -313,7 +317,7 @@ def test_a_core_without_a_docstring_is_listed(capsys, monkeypatch):
 def test_a_missing_extra_names_its_pip_command(at_home, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     line = refused(capsys, "import-cswm", "file=x.h5", "path=x", "action_size=20")
-    assert "pip install 'worldmodels[data]'" in line
+    assert "run pip install '.[data]' in the checkout" in line
 
 
 def run_in_shell(words, folder, **options):

@@ -171,6 +171,18 @@ def test_a_layer_is_its_core(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_any_width_gets_the_usual_number_of_slots_or_the_nearest_that_divides_it(name):
+    usual = make(name, 7, 240).cores[0].num_slots
+    assert usual == {"SCOFF": 6, "RIMs": 6, "RMC": 4, "EntNet": 5, "ESBN": 1, "S2GRU": 10}[name]
+    for width in (1, 13, 64, 77, 100, 256):
+        slots = make(name, 7, width).cores[0].num_slots
+        nearer = range(usual - abs(slots - usual) + 1, usual + abs(slots - usual))
+        assert width % slots == 0 and not [other for other in nearer if other > 0 and width % other == 0]
+    assert layers.SCOFF(7, 256).cores[0].num_slots == 4  # as near as 8
+    assert make(name, 7, 64)(torch.randn(3, 2, 7))[0].shape == (3, 2, 64)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_refused_is_refused_in_one_line(name):
     for options, words in (
         ({"bidirectional": True}, "no bidirectional form"),
@@ -178,7 +190,7 @@ def test_what_is_refused_is_refused_in_one_line(name):
         ({"num_layers": 0}, "at least 1"),
         ({"num_slots": 0}, "at least 1"),
         ({"num_tokens": 2}, "leave num_tokens out"),
-        ({"num_slots": 7}, "multiple of num_slots=7"),
+        ({"num_slots": 7}, "multiple of num_slots=7: leave num_slots out, or set it to [68]$"),
     ):
         with pytest.raises(ValueError, match=words) as error:
             make(name, 7, 240, **options)

@@ -1,5 +1,6 @@
 import ast
 import configparser
+import re
 import subprocess
 import sys
 import venv
@@ -7,6 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from worldmodels.cli import main
 
 from .conftest import ROOT
 
@@ -120,6 +123,21 @@ def test_setup_lists_every_package():
         for init in (ROOT / folder).rglob("__init__.py"):
             there.add(".".join([FOLDERS[folder], *init.parent.relative_to(ROOT / folder).parts]))
     assert listed == there
+
+
+def test_what_is_installed_is_ours_and_no_hint_names_another_project(capsys):
+    """The public index has a project of the package's name, so nothing may ask for it there."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    assert setup["metadata"]["name"] == "structured-worldmodels"
+    assert main(["--version"]) == 0 and capsys.readouterr().out.strip() == setup["metadata"]["version"]
+    folders = [ROOT / name for name in (*FOLDERS, "configs", "docs", "tests", "benchmarks")]
+    files = [
+        *ROOT.glob("*.md"),
+        *(path for folder in folders for end in ("py", "md", "yaml") for path in folder.rglob(f"*.{end}")),
+    ]
+    asks = re.compile(r"worldmodels\[[a-z]+\]|pip install (-U |--upgrade )?'?worldmodels")
+    assert not [path for path in files if asks.search(path.read_text())]
 
 
 @pytest.fixture(scope="module")

@@ -369,7 +369,9 @@ def test_without_pysc2_one_line_says_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "pysc2"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pysc2", None)
-    with pytest.raises(gym.error.DependencyNotInstalled, match=r"pip install 'worldmodels\[starcraft\]'$") as raised:
+    with pytest.raises(
+        gym.error.DependencyNotInstalled, match=r"run pip install '\.\[starcraft\]' in the checkout$"
+    ) as raised:
         starcraft.StarCraft2()
     assert "\n" not in str(raised.value) and "pysc2" in str(raised.value)
 

@@ -469,7 +469,7 @@ def test_what_is_missing_or_wrong_is_one_line(folder, make, monkeypatch):
 
 @pytest.mark.slow
 def test_with_pysc2_in_an_environment_of_its_own(tmp_path):
-    """What ``pip install 'worldmodels[starcraft]'`` adds, with protobuf as pinned; the rest from this environment."""
+    """What ``pip install '.[starcraft]'`` adds, with protobuf as pinned; the rest from this environment."""
     house = tmp_path / "env"
     venv.create(house, with_pip=True)
     python = str(house / "bin" / "python")

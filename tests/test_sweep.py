@@ -578,9 +578,11 @@ def test_a_search_maximises_what_a_run_scored(at_home, reference, capfd):
 def test_what_is_not_installed_is_named(at_home, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["train", *SMOKE, "-m", "seed=0,1", "hydra/sweeper=tune", "run=runs/no"]) == 2
-    assert "pip install 'worldmodels[tune]'" in capsys.readouterr().err
+    assert "run pip install '.[tune]' in the checkout" in capsys.readouterr().err
     try:
         import hydra_plugins.hydra_ray_launcher  # noqa: F401
     except ModuleNotFoundError:
         assert main(["train", *SMOKE, "-m", "seed=0,1", "hydra/launcher=ray", "run=runs/no"]) == 2
-        assert "hydra/launcher/ray is not installed; pip install 'worldmodels[ray]'" in capsys.readouterr().err
+        assert (
+            "hydra/launcher/ray is not installed; run pip install '.[ray]' in the checkout" in capsys.readouterr().err
+        )

@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given[0] == "--version":
         from importlib.metadata import version
 
-        print(version("worldmodels"))
+        print(version("structured-worldmodels"))
         return 0
     name, rest = given[0], given[1:]
     try:
@@ -199,7 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _extra(module: str | None) -> str:
-    return "pip install 'worldmodels[data]'" if module == "h5py" else f"pip install {module}"
+    return "run pip install '.[data]' in the checkout" if module == "h5py" else f"pip install {module}"
 
 
 def _parsed(schema: type, words: list[str]) -> Any:
@@ -243,11 +243,11 @@ def _train(words: list[str]) -> None:
 
 def _evaluate(words: list[str]) -> None:
     from .report.tables import show
-    from .run import EVALUATION, load
+    from .run import EVALUATION, load_run
     from .trust import listed
 
     arguments = _parsed(EvaluateArguments, words)
-    run = load(arguments.run, trust=listed(arguments.trust))
+    run = load_run(arguments.run, trust=listed(arguments.trust))
     result = run.evaluate(arguments.data, quiet=False)
     show(run.task.table({result["core"].lower(): result}, arguments.run))
     if arguments.data is None:
@@ -287,7 +287,7 @@ def _show_agents(evaluations: dict[str, dict[str, Any]], *, over_seeds: bool) ->
 
 def _compare(words: list[str]) -> None:
     from .report.tables import show
-    from .run import EVALUATION, load, read_evaluation
+    from .run import EVALUATION, load_run, read_evaluation
     from .trust import listed
 
     arguments = _parsed(CompareArguments, words)
@@ -306,7 +306,7 @@ def _compare(words: list[str]) -> None:
     if any("agent" in evaluation for evaluation in evaluations.values()):
         raise UserError("agents and other runs stand in no table together; name runs of one kind")
     trust = listed(arguments.trust)
-    tasks = {path: load(path, trust=trust).task for path in evaluations}
+    tasks = {path: load_run(path, trust=trust).task for path in evaluations}
     names = {task.name for task in tasks.values()}
     if len(names) > 1:
         raise UserError(f"runs of one task make a table; these are of {sorted(names)}")
@@ -347,7 +347,7 @@ def _report(words: list[str]) -> None:
 
 
 def _rollout(words: list[str]) -> None:
-    from .run import is_agent, load
+    from .run import is_agent, load_run
     from .trust import listed
 
     arguments = _parsed(RolloutArguments, words)
@@ -357,7 +357,7 @@ def _rollout(words: list[str]) -> None:
 
         written = load_agent(arguments.run, trust=trust).draw(episode=arguments.episode)
     else:
-        written = load(arguments.run, trust=trust).draw(quiet=False, episode=arguments.episode)
+        written = load_run(arguments.run, trust=trust).draw(quiet=False, episode=arguments.episode)
     for path in written:
         print(path)
 

@@ -1,5 +1,6 @@
 """``train`` through Hydra: one run, or a sweep that any of Hydra's launchers and sweepers carries out."""
 
+import numbers
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from hydra_plugins import _worldmodels
@@ -17,8 +24,9 @@ from hydra_plugins import _worldmodels
 from . import launcher
 from .config import plain, register, user_error
 from .errors import UserError
+from .logging import note, read_metrics
 from .report.tables import show
-from .run import EVALUATION, Run, load, longer, read_config, train_run
+from .run import EVALUATION, Run, load_run, longer, read_config, train_run
 from .trust import import_from_here, listed, trusting, vet
 
 EXTRAS = {
@@ -26,16 +34,101 @@ EXTRAS = {
     for name, extra in (("joblib", "joblib"), ("submitit_local", "slurm"), ("submitit_slurm", "slurm"), ("ray", "ray"))
 }
 
+OPEN = ("env.kwargs", "encoder.options", "evaluation.variants")
+"""Sections of the config to which keys can be added."""
 
-def train(*overrides: str) -> Run | None:
+
+def train(*overrides: str | Mapping[str, Any], **more: Any) -> Run | None:
     """Train from Python with the overrides of the command line; returns the run (of a sweep the last one).
 
     Under torchrun it returns None in all processes but the first.
 
     >>> worldmodels.train("experiment=block_physics", "core=snps", "size=cpu", "seed=0")  # doctest: +SKIP
+    >>> worldmodels.train("size=cpu", {"trainer.steps": 10}, core="snps", env={"id": "CartPole-v1"})  # doctest: +SKIP
+
+    Args:
+        overrides: words as on the command line, or dicts of keys, with or without dots, and values.
+        more: keys and values, like those of a dict.
+
+    Raises:
+        UserError: something the user can mend.
     """
-    runs = train_command(overrides)
+    runs = train_command(as_words(overrides, more), summarise)
     return runs[-1] if runs else None
+
+
+def as_words(overrides: Sequence[Any], more: Mapping[str, Any]) -> list[str]:
+    """What a Python call says, as words of the command line.
+
+    Args:
+        overrides: words, or dicts.
+        more: keywords.
+
+    Raises:
+        UserError: something that is neither, or a value that no word can say.
+    """
+    words = []
+    for one in (*overrides, more):
+        if isinstance(one, str):
+            words.append(one)
+        elif isinstance(one, Mapping):
+            for key, value in one.items():
+                if isinstance(value, Mapping) and "." not in str(key):
+                    words += [_word(f"{key}.{name}", inside) for name, inside in value.items()]
+                else:
+                    words.append(_word(str(key), value))
+        else:
+            raise UserError(f"got {one!r}; expected words like 'core=rules', dicts, or keywords like core='rules'")
+    return words
+
+
+def _word(key: str, value: Any) -> str:
+    """A key and its value as one word that Hydra reads as just this.
+
+    Raises:
+        UserError: a value that no word can say.
+    """
+    plus = "++" if any(f"{key}.".startswith(f"{section}.") for section in OPEN) else ""
+    word = f"{plus}{key}={_spelled(value)}"
+    try:
+        read = OverridesParser.create().parse_override(word)
+    except HydraException:
+        read = None
+    if read is None or read.key_or_group != key.lstrip("+") or _spelled(read.value()) != _spelled(value):
+        raise UserError(f"{word} cannot be read back; keep keys to letters, digits, '_' and '.'")
+    return word
+
+
+def _spelled(value: Any) -> str:
+    """A value in Hydra's grammar.
+
+    Raises:
+        UserError: a value of another kind.
+    """
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_spelled(inside)}' for key, inside in value.items())}}}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{','.join(map(_spelled, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, numbers.Real):  # numpy's as well
+        return repr(int(value) if isinstance(value, numbers.Integral) else float(value))
+    if isinstance(value, (str, os.PathLike)):
+        return quoted(str(value))
+    raise UserError(f"got {value!r} as a value; expected numbers, text, None, or lists and dicts of them")
+
+
+def quoted(text: str) -> str:
+    """A text in Hydra's quotes."""
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def summarise(run: Any) -> None:
+    """Say in one line what came of a run that was trained from Python, unless it asks for no progress."""
+    if run.config["logger"]["progress"]:
+        told = [words for line in read_metrics(run.path) if (words := note(line))]
+        ended = f" ({told[-1]})" if told else ""
+        print(f"worldmodels: trained{ended}; run.evaluate() scores it; run: {run.path}", file=sys.stderr)
 
 
 def train_command(words: Sequence[str], after: Callable[[Run], Any] | None = None) -> list[Run]:
@@ -48,7 +141,7 @@ def train_command(words: Sequence[str], after: Callable[[Run], Any] | None = Non
         run=train_run,
         job=train_one,
         read=read_config,
-        load=load,
+        load=load_run,
     )
 
 
@@ -84,6 +177,25 @@ def _current_folder_importable() -> Iterator[None]:
         sys.path[:] = before
 
 
+@contextmanager
+def _hydra_to_ourselves() -> Iterator[None]:
+    """Hydra as if nobody used it; it may be at work around us, in a user's own program, which finds it as it was."""
+    Plugins.instance()  # they add to the store when they are first looked for
+    everywhere, config, store = GlobalHydra.instance(), HydraConfig.instance(), ConfigStore.instance()
+    before = everywhere.hydra, config.cfg, store.repo
+    everywhere.hydra, store.repo = None, _branches(store.repo)
+    try:
+        yield
+    finally:
+        everywhere.hydra, config.cfg, store.repo = before
+
+
+def _branches(repo: dict[str, Any]) -> dict[str, Any]:
+    """A copy of nested dicts, but not of what they hold."""
+    return {name: _branches(part) if isinstance(part, dict) else part for name, part in repo.items()}
+
+
+@_hydra_to_ourselves()
 @_current_folder_importable()
 def command(
     words: Sequence[str],
@@ -176,10 +288,15 @@ def command(
         if failures:
             raise user_error(failures[0]) or failures[0]
         return runs
-    said = {key: value.strip("'\"") for key, _, value in (word.partition("=") for word in words)}
+    said = {
+        key: _value(word) for word in words if (key := word.partition("=")[0]) in ("hydra.sweep.dir", "run", "trust")
+    }
     folder = said.get("hydra.sweep.dir", said.get("run", f"runs/{datetime.now():%Y%m%d-%H%M%S-%f}"))
     path = Path(folder).absolute()  # processes on other machines may start elsewhere
-    words = [*(word for word in words if not word.startswith("hydra.sweep.dir=")), f"hydra.sweep.dir='{path}'"]
+    words = [
+        *(word for word in words if not word.startswith("hydra.sweep.dir=")),
+        f"hydra.sweep.dir={quoted(str(path))}",
+    ]
     before = _scored(path)
     _hydra(words, job, program)
     if os.environ.get("RANK", "0") != "0":  # torchrun's first process alone has runs
@@ -227,8 +344,15 @@ def _scored(folder: Path) -> dict[Path, int]:
 
 
 def _value(word: str) -> str:
-    """What a word that was quoted says."""
-    return word.partition("=")[2].strip("'\"")
+    """What a word says.
+
+    Raises:
+        UserError: Hydra cannot read it.
+    """
+    try:
+        return str(OverridesParser.create().parse_override(word).value())
+    except HydraException as error:
+        raise user_error(error) or error from error
 
 
 def _quoted(word: str) -> str:
@@ -239,7 +363,7 @@ def _quoted(word: str) -> str:
         and key in ("run", "resume", "trust", "data.dir", "data.train.path", "data.test.path", "encoder.run")
         and value[:1] not in "'\""
     ):
-        return f"{key}='{value}'"
+        return f"{key}={quoted(value)}"
     return word
 
 
@@ -256,7 +380,7 @@ def _hydra(words: Sequence[str], task: Callable[[DictConfig], Any], program: str
         line = user_error(error)
         asked = str(getattr(error, "missing_cfg_file", ""))
         if asked in EXTRAS:
-            line = UserError(f"{asked} is not installed; pip install 'worldmodels[{EXTRAS[asked]}]'")
+            line = UserError(f"{asked} is not installed; run pip install '.[{EXTRAS[asked]}]' in the checkout")
         of_a_job = hasattr(error, "__notes__")  # see launcher.portable
         if line is None and not of_a_job and isinstance(error, (TypeError, ValueError, RecursionError)):
             said = (str(error).splitlines() or [""])[0]

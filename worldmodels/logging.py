@@ -1,9 +1,12 @@
 """What a run writes while it works: metrics.jsonl, TensorBoard events and a progress bar."""
 
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Mapping
+from multiprocessing.process import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from .errors import UserError
 METRICS = "metrics.jsonl"
 _LARGEST = 1 << 30  # bytes of it
 SECONDS = "time/training_seconds"  # spent so far, before and after a resume, without evaluations
+_PAUSE = 10.0  # seconds at least between two lines where there is no bar
 
 
 def progress_bar(description: str) -> Progress:
@@ -79,11 +83,14 @@ def note(values: Mapping[str, Any]) -> str | None:
 class RunLog:
     """Writes metrics of a run; what lies after ``step``, from before a kill, is cut off.
 
+    Where no bar can be drawn, in a notebook or a log, lines of training are said instead, one in ten seconds and the last. A
+    process of a sweep says nothing: the one that started it does.
+
     Args:
         run: the run's folder.
         step: the step the run starts or resumes from.
         steps: the step it ends at.
-        quiet: no progress bar.
+        quiet: no progress bar, and no lines.
     """
 
     def __init__(self, run: Path, step: int, steps: int, *, quiet: bool = False):
@@ -97,6 +104,8 @@ class RunLog:
         self._file = (run / METRICS).open("a", encoding="utf-8")
         self._board = SummaryWriter(str(run), purge_step=step + 1)
         self._progress = progress_bar("training")
+        self._lines = self._progress.disable and not quiet and parent_process() is None
+        self._steps, self._said = steps, -math.inf
         self._progress.disable |= quiet
         self._progress.start()
         self._task = self._progress.add_task("", total=steps, completed=step, note="")
@@ -109,6 +118,9 @@ class RunLog:
             self._board.add_scalar(name, value, step)
         if told := note(values):
             self._progress.update(self._task, note=told)
+            if self._lines and (step >= self._steps or time.monotonic() - self._said >= _PAUSE):
+                self.say(f"step {step:,} of {self._steps:,}: {told}")
+                self._said = time.monotonic()
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""

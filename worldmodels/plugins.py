@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from hydra.utils import get_class
@@ -13,6 +13,7 @@ from omegaconf import MISSING
 
 from .core import RecurrentCore, Tokens, unroll
 from .errors import UserError, nearest
+from .ranges import AT_LEAST_ONE, check_ranges
 
 logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # what get_class raises says it all
 
@@ -75,7 +76,8 @@ def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any
     known = options_of(target)
     for key in options:
         if key not in known:
-            raise UserError(f"{target.__name__} does not take {what}.{key}; {nearest(key, known)}")
+            more_known = ("num_slots", "slot_size") if what == "core" else ()
+            raise UserError(f"{target.__name__} does not take {what}.{key}; {nearest(key, (*known, *more_known))}")
     try:
         return target(*sizes, **options)
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
@@ -85,8 +87,8 @@ def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any
 def build_core(
     config: Mapping[str, Any],
     token_size: int,
-    num_slots: int,
-    slot_size: int,
+    num_slots: Annotated[int, AT_LEAST_ONE],
+    slot_size: Annotated[int, AT_LEAST_ONE],
     num_tokens: int,
     position_size: int | None = None,
 ) -> RecurrentCore:
@@ -138,5 +140,7 @@ def _in_sizes(
     position_size: int | None = None,
 ) -> RecurrentCore:
     options = {key: value for key, value in config.items() if key not in ("num_slots", "slot_size")}
-    num_slots, slot_size = config.get("num_slots") or num_slots, config.get("slot_size") or slot_size
-    return build_core(options, token_size, num_slots, slot_size, num_tokens, position_size)
+    given = {name: value for name in ("num_slots", "slot_size") if (value := config.get(name)) is not None}
+    check_ranges("core", build_core, given)
+    sizes = {"num_slots": num_slots, "slot_size": slot_size} | given
+    return build_core(options, token_size, sizes["num_slots"], sizes["slot_size"], num_tokens, position_size)

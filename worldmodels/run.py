@@ -320,7 +320,16 @@ def collect_data(config: Mapping[str, Any]) -> None:
     build_task(config).collect(quiet=not config["logger"]["progress"])
 
 
-def load(path: str | Path, *, device: str = "cpu", trust: Iterable[str] = ()) -> Run:
+def load(path: str | Path, *, device: str = "cpu", trust: Iterable[str] = ()) -> Any:
+    """Open the folder of any run, a ``Run`` or of an agent an ``AgentRun``; see ``load_run`` for the arguments."""
+    if is_agent(Path(path)):
+        from .agents.run import load_agent
+
+        return load_agent(path, device=device, trust=trust)
+    return load_run(path, device=device, trust=trust)
+
+
+def load_run(path: str | Path, *, device: str = "cpu", trust: Iterable[str] = ()) -> Run:
     """Open a run folder: its config, and the model at its newest checkpoint, on a device.
 
     Nothing that the folder names is imported or called beyond our tables, installed plug-ins, and what ``trust`` names; runs

@@ -66,7 +66,7 @@ class Tune(Sweeper):
         try:
             import optuna
         except ModuleNotFoundError as error:
-            raise UserError("hydra/sweeper=tune needs Optuna; pip install 'worldmodels[tune]'") from error
+            raise UserError("hydra/sweeper=tune needs Optuna; run pip install '.[tune]' in the checkout") from error
         if self.direction not in ("maximize", "minimize"):
             raise UserError(f"hydra.sweeper.direction={self.direction}; expected maximize or minimize")
         if min(self.n_trials, self.n_jobs) < 1:

@@ -72,7 +72,9 @@ class RIMs(nn.Module):
         super().__init__()
         num_active = max(1, round(num_slots * 2 / 3)) if num_active is None else num_active
         if not 1 <= num_active <= num_slots:
-            raise ValueError(f"num_active is {num_active}; expected 1 to {num_slots}, the number of modules")
+            raise ValueError(
+                f"num_active is {num_active}; expected 1 to {num_slots}, the number of modules (num_slots)"
+            )
         if cell not in ("lstm", "gru"):
             raise ValueError(f"cell is {cell!r}; expected 'lstm' or 'gru'")
         value_size = 4 * slot_size if value_size is None else value_size

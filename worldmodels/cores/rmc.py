@@ -154,6 +154,12 @@ class RMC(nn.Module):
         self.slot_size = slot_size
         num_tokens = num_slots if num_tokens is None else num_tokens
         num_heads = math.gcd(4, slot_size) if num_heads is None else num_heads
+        at_least_one(slot_size=slot_size, num_heads=num_heads)
+        if slot_size % num_heads:
+            wider = slot_size + num_heads - slot_size % num_heads
+            raise ValueError(
+                f"num_heads is {num_heads}; it must divide slot_size, {slot_size}; slot_size={wider} would do"
+            )
         self.relational = RelationalMemory(
             1, token_size, num_tokens, slot_size, num_heads=num_heads, key_size=key_size, mlp_size=mlp_size
         )

@@ -145,7 +145,9 @@ class SCOFF(nn.Module):
             raise ValueError(f"chrono is {chrono}; expected at least 2, the longest time to hold a state for, in steps")
         above_zero(temperature=temperature, rule_temperature=rule_temperature)
         if num_active is not None and not 1 <= num_active <= num_slots:
-            raise ValueError(f"num_active is {num_active}; expected 1 to {num_slots}, the number of object files")
+            raise ValueError(
+                f"num_active is {num_active}; expected 1 to {num_slots}, the number of object files (num_slots)"
+            )
         self.token_size = token_size
         self.num_slots = num_slots
         self.slot_size = slot_size

@@ -29,7 +29,7 @@ def import_cswm(
     try:
         import h5py
     except ModuleNotFoundError as error:
-        raise UserError("reading HDF5 needs the extra 'data': pip install 'worldmodels[data]'") from error
+        raise UserError("reading HDF5 needs the extra 'data'; run pip install '.[data]' in the checkout") from error
     if action_size < 1:
         raise UserError("action_size= is missing: the format does not say how many actions there are (20 for Shapes)")
     file = Path(file)
