@@ -1,11 +1,12 @@
 """The command line: arguments to calls, no logic."""
 
 import errno
+import faulthandler
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(version("structured-worldmodels"))
         return 0
     name, rest = given[0], given[1:]
+    if not faulthandler.is_enabled():  # a data file cut short while it is read ends in a bus error, which this explains
+        with suppress(OSError, ValueError, AttributeError, RuntimeError):  # there is no stderr, or not a real one
+            faulthandler.enable()
     try:
         if name not in COMMANDS:
             raise UserError(f"unknown command {name!r}; {nearest(name, COMMANDS)}")
