@@ -121,6 +121,16 @@ def test_rollout_and_compare(at_home, capsys):
     assert "episode 99" in refused(capsys, "rollout", "run=runs/a", "episode=99")
 
 
+def test_runs_on_other_test_data_are_compared_with_a_word(at_home, capsys):
+    for number, seed in (("0", 3), ("1", 4)):
+        words = ["experiment=shapes", "core=gnn", "size=smoke", f"data.test.seed={seed}", "logger.figures=false"]
+        assert main(["train", *words, f"run=runs/tested-{number}"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "runs=[runs/tested-0,runs/tested-1]"]) == 0
+    line = "worldmodels: other test data than those of runs/tested-0: runs/tested-1\n"
+    assert capsys.readouterr().err == line
+
+
 def test_python_interface(at_home):
     run = worldmodels.load("runs/a")
     result = run.evaluate()

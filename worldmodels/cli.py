@@ -310,11 +310,15 @@ def _compare(words: list[str]) -> None:
     if any("agent" in evaluation for evaluation in evaluations.values()):
         raise UserError("agents and other runs stand in no table together; name runs of one kind")
     trust = listed(arguments.trust)
-    tasks = {path: load_run(path, trust=trust).task for path in evaluations}
-    names = {task.name for task in tasks.values()}
+    runs = {path: load_run(path, trust=trust) for path in evaluations}
+    names = {run.task.name for run in runs.values()}
     if len(names) > 1:
         raise UserError(f"runs of one task make a table; these are of {sorted(names)}")
-    show(tasks[paths[0]].table(evaluations, names.pop()))
+    data = {path: run.config["model"].get("data", {}) for path, run in runs.items()}
+    others = [path for path in data if data[path].get("test") != data[paths[0]].get("test")]
+    if others:
+        print(f"worldmodels: other test data than those of {paths[0]}: {', '.join(others)}", file=sys.stderr)
+    show(runs[paths[0]].task.table(evaluations, names.pop()))
 
 
 def _report(words: list[str]) -> None:
