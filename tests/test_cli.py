@@ -348,6 +348,7 @@ def test_a_full_disk_and_a_control_c_lose_nothing(home, tmp_path):
     long = [
         "train",
         *SMOKE,
+        "logger.progress=false",
         "core=gnn",
         "core.hidden_size=64",
         f"data.dir={home}/data",

@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig
+from rich.console import Console
 
 from hydra_plugins import _worldmodels
 
@@ -128,7 +129,8 @@ def summarise(run: Any) -> None:
     if run.config["logger"]["progress"]:
         told = [words for line in read_metrics(run.path) if (words := note(line))]
         ended = f" ({told[-1]})" if told else ""
-        print(f"worldmodels: trained{ended}; run.evaluate() scores it; run: {run.path}", file=sys.stderr)
+        line = f"worldmodels: trained{ended}; run.evaluate() scores it; run: {run.path}"
+        Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def train_command(words: Sequence[str], after: Callable[[Run], Any] | None = None) -> list[Run]:
