@@ -314,6 +314,7 @@ class GoToObjMaze(BatchedEnv):
 
     terminates: ClassVar[bool] = True
     option_names: ClassVar[tuple[str, ...]] = ("level_seeds",)
+    metadata = {**BatchedEnv.metadata, "actions": tuple(action.name for action in Actions)}
 
     def __init__(
         self,

@@ -89,7 +89,7 @@ class Flatland(gym.Env[dict[str, Any], np.ndarray]):
         ValueError: an option is out of range; from ``reset`` also where the map has no room for two cities.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10, "actions": ACTIONS}
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ class CartPole(BatchedEnv):
 
     terminates = True
     option_names = ("state",)
-    metadata = {**BatchedEnv.metadata, "render_fps": 50}
+    metadata = {**BatchedEnv.metadata, "render_fps": 50, "actions": ("push left", "push right")}
 
     GRAVITY, CART, POLE, HALF_LENGTH, FORCE, STEP = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02  # m/s^2, kg, kg, m, N, s
     PLACE_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * torch.pi / 360

@@ -189,7 +189,7 @@ class Skirmish(BatchedEnv):
 
     terminates: ClassVar[bool] = True
     option_names: ClassVar[tuple[str, ...]] = ("units",)
-    metadata = {**BatchedEnv.metadata, "render_fps": 3}  # a step is 0.36 s
+    metadata = {**BatchedEnv.metadata, "render_fps": 3, "actions": ACTIONS}  # a step is 0.36 s
 
     def __init__(
         self,
@@ -233,6 +233,8 @@ class Skirmish(BatchedEnv):
             most = (1, len(UNIT_TYPES) - 1, map_size, map_size, *Divisors())  # no unit has more than these
             high = np.tile(np.array(most, dtype=np.float32), (n + m, 1))
             self.single_observation_space = Box(np.zeros_like(high), high, dtype=np.float32)
+        if targets == "each":
+            self.metadata = {**self.metadata, "actions": (*ACTIONS[:ATTACK], *(f"attack enemy {i}" for i in range(m)))}
         self.num_actions = ATTACK + (m if targets == "each" else 1)
         self.single_action_space = MultiDiscrete([self.num_actions] * n)
         super().__init__(num_envs, device, max_episode_steps, render_mode)

@@ -1,13 +1,14 @@
 """Agents by the command line: run folders, exact resume, evaluation, features, pictures."""
 
 import json
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
@@ -15,7 +16,7 @@ from torch import nn
 
 import worldmodels
 from worldmodels import checkpoints
-from worldmodels.agents import BabyAIFeatures, RecurrentPPO, SlotFeatures, VectorEnvAdapter
+from worldmodels.agents import BabyAIFeatures, RecurrentPPO, SlotFeatures, VectorEnvAdapter, pictures
 from worldmodels.agents import load as load_agent
 from worldmodels.agents.evaluation import interquartile_mean, play
 from worldmodels.agents.run import make_envs
@@ -126,6 +127,73 @@ def test_run_folder_evaluation_and_pictures(home, capsys):
 def test_load_opens_agents_as_well(home):
     run = worldmodels.load(home / "recall")
     assert isinstance(run, worldmodels.agents.AgentRun) and run.model.num_timesteps == 128
+
+
+def test_curves_say_when_no_episode_ended(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(pictures, "save", lambda figure, path: kept.append(figure) or path)
+    pictures.curves([{"step": 1280, "train/loss": 0.1}], tmp_path / "x.png")
+    pictures.curves([{"step": 64, "rollout/ep_rew_mean": 2.0, "rollout/success_rate": 0.5}], tmp_path / "x.png")
+    (empty,), (returns, success) = kept[0].axes, kept[1].axes
+    assert not empty.axison and "no episode ended in the 1,280 environment steps" in empty.texts[0].get_text()
+    assert returns.lines[0].get_marker() == "o" and success.get_ylim() == (-0.02, 1.02)  # a single point is seen
+
+
+def test_a_film_tells_step_action_and_return(home, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(pictures, "_with_caption", lambda frame, lines: told.append(lines) or frame)
+    policy = load_agent(home / "maze").model.policy
+    envs = make_envs("worldmodels/GoToObjMaze-v0", 1, {"room_size": 4, "num_rows": 1, "num_cols": 1}, "cpu")
+    ended, advance = [], envs.advance
+
+    def win_at_the_third(actions):
+        step = advance(actions)
+        ended.append(int(actions[0]))
+        done = torch.tensor([len(ended) == 3])
+        return step._replace(rewards=done * 0.75, terminated=done)
+
+    monkeypatch.setattr(envs, "advance", win_at_the_third)
+    pictures.episode(policy, envs, tmp_path, seed=0)
+    names = ["left", "right", "forward", "pickup", "drop", "toggle", "done"]
+    assert [lines[:2] for lines in told] == [
+        [f"step {t}   return {0.75 if t == 2 else 0:.3g}", f"action: {names[action]}"] for t, action in enumerate(ended)
+    ]
+
+
+def test_a_caption_stands_below_the_frame():
+    frame = np.zeros((40, 100, 3), dtype=np.uint8)
+    film = pictures._with_strip(frame, None, 1, ["step 0   return 0", "action: left"])
+    assert film.shape[1] == 400 and film.shape[0] > 160  # wide enough for the text
+    assert not film[:160].any() and film[160:].max() == 255 and film[160:].min() == 0
+
+
+def test_actions_have_the_names_their_environment_tells():
+    class Meanings(gym.Wrapper):
+        metadata: ClassVar = {}
+
+        def __init__(self):
+            super().__init__(gym.make("CartPole-v1"))
+
+        @property
+        def unwrapped(self):
+            return self
+
+        def get_action_meanings(self):
+            return ["LEFT", "RIGHT"]
+
+    def names(*what):
+        return pictures._action_names(make_envs(*what))
+
+    assert names("MiniGrid-Empty-5x5-v0", 1, {}, "cpu")[2] == "forward"
+    assert names("CartPole-v1", 1, {}, "cpu") == []
+    assert names("worldmodels/CartPole-v0", 1, {}, "cpu") == ["push left", "push right"]
+    assert names("worldmodels/Skirmish-v0", 1, {"scenario": "1s2z"}, "cpu", {})[5:] == [
+        "west",
+        *(f"attack enemy {i}" for i in range(3)),
+    ]
+    assert pictures._action_names(VectorEnvAdapter(SyncVectorEnv([Meanings]))) == ["LEFT", "RIGHT"]
+    assert pictures.action_text(torch.tensor(7), ["left"]) == "7"
+    assert pictures.action_text(torch.tensor([0.5, -1.0])) == "0.5, -1"
 
 
 def test_tables_over_seeds(home, capsys):

@@ -15,8 +15,8 @@ from worldmodels.config import TrainConfig, plain
 from worldmodels.cores import CORES
 from worldmodels.errors import UserError
 from worldmodels.metrics import probability_of_improvement, seeds_interval
-from worldmodels.report.scoreboard import core_name, over_seeds, scoreboard
-from worldmodels.report.scoreboard_pages import csv_rows, figure, markdown, tables, write
+from worldmodels.report.scoreboard import Row, Scoreboard, Section, Statistic, core_name, over_seeds, scoreboard
+from worldmodels.report.scoreboard_pages import DAGGER, csv_rows, figure, markdown, tables, write
 from worldmodels.report.tables import show
 
 
@@ -155,13 +155,14 @@ def test_the_picture_shows_the_numbers(tmp_path, monkeypatch):
     fake_run(tmp_path / "alive", "mlp", 1)
     board = scoreboard([tmp_path])
     axes = drawn(board, monkeypatch, tmp_path).subfigs[0].axes
-    assert [axis.get_title() for axis in axes] == ["1 step", "5 steps", "10 steps"]
+    assert [axis.get_title() for axis in axes] == ["1 step ahead", "5 steps ahead", "10 steps ahead"]
     labels = [label.get_text() for label in axes[0].get_yticklabels()]
     assert labels == ["gnn\n3 seeds, ± sd", "snps\n5 seeds, 95 %", "mlp\n2 seeds, ± sd, collapsed in 1 of 2"]
-    bar, mean, copy = axes[0].lines[:3]
+    chance, bar, mean, copy = axes[0].lines[:4]
+    assert chance.get_xdata()[0] == 1.0  # of 100 test episodes
     assert bar.get_xdata() == pytest.approx([20.0, 60.0])
     assert mean.get_xdata()[0] == pytest.approx(40.0) and copy.get_xdata()[0] == pytest.approx(10.0)
-    assert axes[0].lines[3].get_xdata() == pytest.approx(
+    assert axes[0].lines[4].get_xdata() == pytest.approx(
         [100 * edge for edge in rows_of(board)["snps"].scores["1"]["h@1"].interval]
     )
     dots = [collection.get_offsets()[:, 0].tolist() for collection in axes[1].collections]
@@ -170,8 +171,40 @@ def test_the_picture_shows_the_numbers(tmp_path, monkeypatch):
         pytest.approx([5.0, 10.0, 15.0, 20.0, 25.0]),
         pytest.approx([25.0, 25.0]),
     ]
-    assert {line.get_color() for line in axes[0].lines[6:]} == {"#aaaaaa"}
-    assert [text.get_text() for text in axes[2].texts] == ["P(better\nthan gnn)", "", "0.33", ""]
+    assert {line.get_color() for line in axes[0].lines[7:]} == {"#aaaaaa"}
+    assert [text.get_text() for text in axes[2].texts] == ["P(better\nthan gnn,\n10 steps)", "", "0.33", ""]
+
+
+def test_the_picture_of_single_seeds(tmp_path, monkeypatch):
+    fake_run(tmp_path / "one", "gnn", hit=0.5, alarms=["shortcut: at 10 steps"])
+    fake_run(tmp_path / "two", "snps", hit=0.3)
+    made = drawn(scoreboard([tmp_path]), monkeypatch, tmp_path)
+    (axis, *others), (note,) = made.subfigs[0].axes, [text.get_text() for text in made.texts]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [
+        "gnn\n1 seed\nshortcut alarm in 1 of 1",
+        "snps\n1 seed",
+    ]
+    assert [line.get_marker() for line in axis.lines] == ["None", "s", "s"]  # chance and two copies: no bar, no mean
+    assert [found.get_offsets().tolist() for found in axis.collections] == [[[50.0, 0.0]], [[30.0, 1.0]]]
+    assert {panel.get_xlim() for panel in (axis, *others)} == {(-2.0, 102.0)}
+    assert "shortcut alarm: the latent copy" in note and "chance" in note and "P(better" not in note
+
+
+def test_a_wide_picture_fits(tmp_path):
+    better = {core: Statistic(0.5, interval=(0.1, 0.9)) for core in ("gnn", "gru", "lstm")}
+    scores = {h: {"h@1": over_seeds([0.1, 0.5, 0.9])} for h in ("1", "5", "10", "20")}
+    rows = [Row("scoff", 3, scores=scores, better={"20": better}, collapsed=1)]
+    board = Scoreboard("core", [Section({}, rows, [])], [], [])
+    assert imread(figure(board, tmp_path / "x.png")).shape[1] <= 1600
+
+
+def test_every_table_explains_its_dagger(tmp_path):
+    fake_run(tmp_path / "one", "gnn", alarms=["shortcut: at 10 steps"])
+    board = scoreboard([tmp_path])
+    for table in tables(board):
+        marked = any("†" in str(cell) for column in table.columns for cell in column.cells)
+        assert not marked or "†" in str(table.caption)
+    assert markdown(board, "").count(DAGGER) == len(tables(board)) - 1
 
 
 def test_rows_hold_runs_that_differ_in_their_seed_alone(tmp_path):

@@ -119,6 +119,7 @@ class Section:
     setting: dict[str, Any]
     rows: list[Row]
     notes: list[str]
+    episodes: int | None = None  # that every run was scored among: H@1 of chance is one over it
 
     @property
     def title(self) -> str:
@@ -292,7 +293,8 @@ def _section(setting: dict[str, Any], runs: list[_Run], compare: str) -> Section
             row.better = _better(row, {core: rows[other] for core, other in _baselines(name, groups).items()})
     ours, published = list(rows.values()), _published(runs)
     notes = _notes(groups, ours, compare) + (_tie_note(ours) if published else [])
-    return Section(setting, ours + published, notes)
+    episodes = {run.evaluation["episodes"] for run in runs}
+    return Section(setting, ours + published, notes, episodes.pop() if len(episodes) == 1 else None)
 
 
 def _groups(runs: Sequence[_Run], compare: str) -> dict[str, list[_Run]]:

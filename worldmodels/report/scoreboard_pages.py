@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..checkpoints import write_aside
-from .figures import COLORS, blank, save
+from .figures import COLORS, WIDEST, blank, save
 from .scoreboard import BASELINES, ENOUGH_SEEDS, Row, Scoreboard, Section, Statistic, as_text, fewer
+
+DAGGER = "†: shortcut alarm in some of its runs, the latent copy is as good as the model at the longest horizon"
 
 
 @dataclass
@@ -52,6 +54,10 @@ def _label(row: Row) -> str:
     return row.name + " †" * (row.shortcut > 0)
 
 
+def _marked(grid: _Grid) -> bool:
+    return any(cell.endswith(" †") for _, cells in grid.lines for cell in cells[: grid.names])
+
+
 def _grids(section: Section, compare: str) -> list[_Grid]:
     """The tables of a section."""
     at = section.horizons
@@ -83,7 +89,8 @@ def _about(rows: Sequence[Row], compare: str, horizons: Sequence[str]) -> _Grid:
             time = f"{timedelta(seconds=round(row.seconds.mean))}{fewer(row, row.seconds)}"
         cells = [_probability(row.better.get(last, {}).get(name)) for name in baselines]
         lines.append((_style(row), [_label(row), *counts, time, *cells]))
-    return _Grid("Size, time and probability of improvement in H@1", header, lines)
+    title = "Size, time" + f" and probability of improvement in H@1 at {_steps(last)}" * bool(baselines)
+    return _Grid(title, header, lines)
 
 
 def _probability(found: Statistic | None) -> str:
@@ -155,7 +162,7 @@ def markdown(board: Scoreboard, command: str) -> str:
         parts += [f"## {section.title}", f"Test data: `{_about_data(section)}`"]
         grids = _grids(section, board.compare)
         for i, grid in enumerate(grids):
-            parts += [f"### {grid.title}"] * (i > 0) + [_markdown_table(grid)]
+            parts += [f"### {grid.title}"] * (i > 0) + [_markdown_table(grid)] + [DAGGER] * (i > 0 and _marked(grid))
             if i == 0 and section.notes:
                 parts.append("\n".join(f"- {note}" for note in section.notes))
         parts.append("Runs:\n\n" + "\n".join(f"- {r.name}: {', '.join(r.paths)}" for r in section.rows if r.paths))
@@ -233,7 +240,9 @@ def tables(board: Scoreboard) -> list[Table]:
     for section in board.sections:
         for i, grid in enumerate(_grids(section, board.compare)):
             heading = f"{section.title}\n{_about_data(section)}" if i == 0 else f"\n{grid.title}"
-            notes = "\n".join(section.notes) if i == 0 and section.notes else None
+            notes = (
+                DAGGER if i > 0 and _marked(grid) else "\n".join(section.notes) if i == 0 and section.notes else None
+            )
             table = Table(title=Text(heading), title_justify="left", caption_justify="left")
             table.caption = None if notes is None else Text(notes)
             for j, name in enumerate(grid.header):
@@ -248,7 +257,7 @@ def tables(board: Scoreboard) -> list[Table]:
 
 
 def figure(board: Scoreboard, path: Path) -> Path:
-    """H@1 of every row at every horizon: each seed, the mean with its spread, the latent copy and published figures.
+    """H@1 of every row at every horizon: each seed, the mean with its spread, the latent copy, chance, published figures.
 
     Args:
         board: from ``scoreboard``.
@@ -256,7 +265,7 @@ def figure(board: Scoreboard, path: Path) -> Path:
     """
     sizes = [0.42 * len(section.rows) + 1.3 for section in board.sections]
     most = max(len(section.horizons) for section in board.sections)
-    drawn = blank(3.1 * most + 2.0, sum(sizes))
+    drawn = blank(min(WIDEST - 3.0, 3.1 * most + 1.0), sum(sizes))
     panels: Any = drawn.subfigures(len(sizes), 1, squeeze=False, height_ratios=sizes)
     for part, section, size in zip(panels[:, 0], board.sections, sizes, strict=True):
         axes = part.subplots(1, len(section.horizons), sharey=True, squeeze=False)[0]
@@ -264,18 +273,28 @@ def figure(board: Scoreboard, path: Path) -> Path:
         part.suptitle(section.title, fontsize=10, y=1 - 0.08 / size)
         for axis, h in zip(axes, section.horizons, strict=True):
             _panel(axis, section, h)
-            axis.set_title(_steps(h), fontsize=9)
+            axis.set_title(f"{_steps(h)} ahead", fontsize=9)
         axes[0].set_yticks(range(len(section.rows)), [_tick(row) for row in section.rows], fontsize=8)
         for label, row in zip(axes[0].get_yticklabels(), section.rows, strict=True):
             label.set_color("#999999" if row.collapsed else "black")
         _beside(axes[-1], section)
-    note = "dot: one seed; bar: mean with its 95 % interval, or ± sd where so marked; square: its latent copy"
-    rows = [row for section in board.sections for row in section.rows]
-    note += "; grey: collapsed" * any(row.collapsed for row in rows) + "; dotted: published, ± sd" * any(
-        row.published for row in rows
-    )
-    drawn.text(0.5, -0.12 / sum(sizes), note, ha="center", fontsize=8)
+    drawn.text(0.5, -0.12 / sum(sizes), "\n".join(_legend(board)), ha="center", va="top", fontsize=8)
     return save(drawn, path)
+
+
+def _legend(board: Scoreboard) -> list[str]:
+    """What the marks of the picture mean, those that occur."""
+    rows = [row for section in board.sections for row in section.rows]
+    said = "dot: one seed; bar: mean with its 95 % interval, or ± sd where so marked; square: its latent copy"
+    said += "; dotted bar: published, ± sd" * any(row.published for row in rows)
+    said += "; grey dotted line: chance" * any(section.episodes for section in board.sections)
+    said += "; grey: collapsed" * any(row.collapsed for row in rows)
+    lines = [said]
+    if any(row.shortcut for row in rows):
+        lines.append("shortcut alarm: the latent copy is as good as the model at the longest horizon")
+    if any(better for row in rows for better in row.better.values()):
+        lines.append("P(better than X): how probable it is that a seed of the row has a higher H@1 than a seed of X")
+    return lines
 
 
 def _tick(row: Row) -> str:
@@ -284,32 +303,35 @@ def _tick(row: Row) -> str:
     n = row.seeds
     spread = "" if n == 1 else ", 95 %" if n >= ENOUGH_SEEDS else ", ± sd"
     dead = f", collapsed in {row.collapsed} of {n}" if row.collapsed else ""
-    return f"{_label(row)}\n{n} seed{'s' * (n > 1)}{spread}{dead}"
+    copied = f"\nshortcut alarm in {row.shortcut} of {n}" if row.shortcut else ""
+    return f"{row.name}\n{n} seed{'s' * (n > 1)}{spread}{dead}{copied}"
 
 
 def _panel(axis: Any, section: Section, horizon: str) -> None:
-    top = 0.0
+    """Percent from 0 to 100; a single seed is a dot without mean or spread."""
+    if section.episodes:
+        axis.axvline(100 / section.episodes, color="#888888", ls=":", lw=1, zorder=0)
     for y, row in enumerate(section.rows):
         entry = row.scores.get(horizon, {})
         if "h@1" not in entry:
             continue
         found = entry["h@1"]
         color = "#aaaaaa" if row.collapsed else "black" if row.published else COLORS[y % 6]
-        mean, sd = 100 * found.mean, 100 * (found.sd or 0.0)
-        low, high = (100 * edge for edge in found.interval) if found.interval else (max(mean - sd, 0.0), mean + sd)
-        thin = {"lw": 0.8, "ls": ":"} if row.published else {"lw": 2.0}
-        axis.plot([low, high], [y, y], color=color, solid_capstyle="butt", **thin)
-        axis.plot(
-            [mean], [y], color=color, marker="|", markersize=9 if row.published else 14, mew=1 if row.published else 2.5
-        )
         values = [100 * value for value in found.values]
-        axis.scatter(values, [y + 0.22] * len(values), s=12, color=color, alpha=0.7, linewidths=0)
+        single = len(values) == 1
+        if not single:
+            mean, sd = 100 * found.mean, 100 * (found.sd or 0.0)
+            low, high = (100 * edge for edge in found.interval) if found.interval else (max(mean - sd, 0.0), mean + sd)
+            thin = {"lw": 0.8, "ls": ":"} if row.published else {"lw": 2.0}
+            size = {"markersize": 9, "mew": 1} if row.published else {"markersize": 14, "mew": 2.5}
+            axis.plot([low, high], [y, y], color=color, solid_capstyle="butt", **thin)
+            axis.plot([mean], [y], color=color, marker="|", **size)
+        at = y if single else y + 0.22
+        axis.scatter(values, [at] * len(values), s=30 if single else 12, color=color, alpha=0.7, linewidths=0)
         if "copy_h@1" in entry:
             copied = 100 * entry["copy_h@1"].mean
             axis.plot([copied], [y], color=color, marker="s", markersize=5, mfc="none", mew=1)
-            top = max(top, copied)
-        top = max(top, high, *values, mean)
-    axis.set(xlim=(-0.02 * top, max(1.06 * top, 1.0)), ylim=(len(section.rows) - 0.5, -0.5))
+    axis.set(xlim=(-2, 102), xticks=range(0, 101, 20), ylim=(len(section.rows) - 0.5, -0.5))
     axis.set_xlabel("H@1, %", fontsize=8)
     axis.grid(axis="x", alpha=0.3)
     axis.tick_params(labelsize=8)
@@ -323,7 +345,8 @@ def _beside(axis: Any, section: Section) -> None:
     place = axis.get_yaxis_transform()
     for column, name in enumerate(baselines):
         x = 1.17 + 0.31 * column
-        axis.text(x, -0.62, f"P(better\nthan {name})", transform=place, ha="center", va="bottom", fontsize=7)
+        heading = f"P(better\nthan {name},\n{_steps(last)})"
+        axis.text(x, -0.62, heading, transform=place, ha="center", va="bottom", fontsize=7)
         for y, row in enumerate(section.rows):
             text = _probability(row.better.get(last, {}).get(name)).replace(" [", "\n[")
             axis.text(x, y, text, transform=place, ha="center", va="center", fontsize=7)

@@ -13,59 +13,106 @@ from ..metrics import hits, ranks, reciprocal_ranks
 from ..models.world_model import WorldModel
 from ..ranking import Imagined
 from .choices import choice_map, trace
-from .figures import COLORS, blank, save, series
+from .figures import (
+    COLORS,
+    WIDEST,
+    action_text,
+    as_losses,
+    as_shares,
+    blank,
+    learning,
+    legend,
+    pairs,
+    save,
+    whole_numbers,
+)
 
 REFERENCES = 1000  # test episodes whose frames a predicted state may be shown as
 
 
-def curves(metrics: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Learning curves: the two terms of the loss, and H@1 at each horizon where it was evaluated on the way."""
-    names = {name for line in metrics for name in line if name.startswith(("wm/hits@1/", "wm/in_episode"))}
-    scored = sorted(names, key=lambda name: (name.split("/h")[0], int(name.rpartition("/h")[2])))
-    figure = blank(10 if scored else 5.5, 3.6)
-    axes = figure.subplots(1, 2 if scored else 1, squeeze=False)[0]
-    for name, label, color in (("wm/loss_pos", "positive", COLORS[0]), ("wm/loss_neg", "negative", COLORS[1])):
-        axes[0].plot(*series(metrics, name), label=label, color=color)
-    axes[0].set(xlabel="gradient step", ylabel="loss", yscale="log", title="contrastive loss")
-    axes[0].legend(frameon=False)
-    if scored:
-        for i, name in enumerate(scored):
-            kind, _, h = name.removeprefix("wm/").rpartition("/h")
-            inside = kind.startswith("in_episode")
-            label = f"{h} step{'s' * (h != '1')}{', in-episode' * inside}"
-            axes[1].plot(
-                *series(metrics, name), label=label, color=COLORS[i % 8], ls="--" if inside else "-", marker="."
-            )
-        axes[1].set(xlabel="gradient step", ylabel="H@1", ylim=(0, 1.02), title="held-out episodes")
-        axes[1].legend(frameon=False, fontsize=8)
+def curves(metrics: Sequence[Mapping[str, Any]], path: Path, *, chance: float | None = None) -> Path:
+    """Learning curves: the two terms of the loss, and H@1 at each horizon where it was evaluated on the way.
+
+    Args:
+        metrics: the lines of ``metrics.jsonl``.
+        path: the file to write.
+        chance: of the in-episode H@1, if known.
+    """
+    panels = [
+        (title, horizons, f"wm/{kind}", known)
+        for title, kind, known in (
+            ("H@1 among the test episodes", "hits@1", None),
+            ("H@1 among the states of the episode", "in_episode_hits@1", chance),
+        )
+        if (horizons := _horizons_of(metrics, f"wm/{kind}"))
+    ]
+    figure = blank(WIDEST / 3 * (1 + len(panels)), 3.6, layout="constrained")
+    axes = figure.subplots(1, 1 + len(panels), squeeze=False)[0]
+    for name, label, color in (
+        ("wm/loss_pos", "positive pairs", COLORS[0]),
+        ("wm/loss_neg", "negative pairs", COLORS[1]),
+    ):
+        learning(axes[0], metrics, name, label=label, color=color)
+    as_losses(axes[0])
+    axes[0].set(ylabel="loss", title="contrastive loss in training")
+    for axis, (title, at, name, known) in zip(axes[1:], panels, strict=True):
+        copies = _horizons_of(metrics, "wm/copy_hits@1") if name == "wm/hits@1" else []
+        for i, h in enumerate(at):
+            learning(axis, metrics, f"{name}/h{h}", color=COLORS[i % 8], label=f"{h} step{'s' * (h != 1)} ahead")
+            if h in copies:
+                learning(axis, metrics, f"wm/copy_hits@1/h{h}", color=COLORS[i % 8], ls="--")
+        if copies:
+            pairs(axis, "the model", "its latent copy")
+        as_shares(axis, known)
+        axis.set(ylabel="H@1, share of test episodes", title=title)
+    for axis in axes:
+        axis.set_xlabel("gradient step")
+        whole_numbers(axis)
+        legend(axis)
     return save(figure, path)
 
 
+def _horizons_of(metrics: Sequence[Mapping[str, Any]], name: str) -> list[int]:
+    """The horizons at which a measure was written, as in "wm/hits@1/h5"."""
+    names = {key for line in metrics for key in line if key.startswith(f"{name}/h")}
+    return sorted(int(key.rpartition("/h")[2]) for key in names)
+
+
 def horizons(seen: Imagined, name: str, path: Path) -> Path:
-    """H@1 and MRR against the horizon, beside the latent copy."""
-    figure = blank(9, 3.4)
+    """H@1 and MRR against the horizon, beside the latent copy and chance."""
+    figure = blank(9.6, 3.6, layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     at = range(1, len(seen.imagined) + 1)
     first = seen.burn_in
     now = seen.slots[:, first]
-    for axis, measure, title in (
-        (axes[0], lambda r: float(hits(r, 1).mean()), "H@1"),
-        (axes[1], lambda r: float(reciprocal_ranks(r).mean()), "MRR"),
+    N = len(now)
+    for axis, measure, title, chance in (
+        (axes[0], lambda r: float(hits(r, 1).mean()), "H@1: how often the true state is ranked first", 1 / N),
+        (
+            axes[1],
+            lambda r: float(reciprocal_ranks(r).mean()),
+            "MRR: mean of 1 / rank of the true state",
+            float((1 / torch.arange(1, N + 1, dtype=torch.float64)).mean()),
+        ),
     ):
         predicted = [measure(ranks(seen.imagined[h - 1], seen.slots[:, first + h])) for h in at]
         copied = [measure(ranks(now, seen.slots[:, first + h])) for h in at]
         axis.plot(at, predicted, marker="o", color=COLORS[0], label=name)
-        axis.plot(at, copied, marker="s", color=COLORS[1], ls="--", label="latent copy")
-        axis.set(xlabel="steps ahead", title=title, ylim=(0, 1.02))
-    axes[0].legend(frameon=False)
-    figure.suptitle(f"among {len(now)} test episodes", fontsize=9)
+        axis.plot(at, copied, marker="s", mfc="none", color=COLORS[0], ls="--", label="its latent copy")
+        as_shares(axis, chance)
+        axis.set(xlabel="steps ahead", ylabel=title.partition(":")[0])
+        axis.set_title(title, fontsize=10)
+        whole_numbers(axis)
+        legend(axis)
+    figure.suptitle(f"imagined states among those of {N:,} test episodes", fontsize=10)
     return save(figure, path)
 
 
 def rollout(seen: Imagined, path: Path, *, episode: int = 0) -> Path:
     """A true episode above what the model imagines of it, each imagined state shown as the test frame nearest to it.
 
-    Observations that are no pictures are drawn as lines: true states and nearest test states.
+    Above each step stands the action that led to it and, if anything was rewarded, the return so far. Observations that are
+    no pictures are drawn as lines: true states and nearest test states.
     """
     if episode >= len(seen.index):
         raise UserError(f"there is no episode {episode}; {len(seen.index)} test episodes are long enough to be drawn")
@@ -74,27 +121,50 @@ def rollout(seen: Imagined, path: Path, *, episode: int = 0) -> Path:
     rows = seen.rows[seen.present]
     imagined = seen.imagined[:, episode].flatten(1).double()
     nearest = rows[torch.cdist(imagined, references).argmin(1).to(rows.device)]
+    own = seen.rows[episode, first : first + steps + 1]
     frames = seen.episodes.arrays["observations"]
-    true, shown = frames[seen.rows[episode, first : first + steps + 1]], frames[nearest]
+    true, shown = frames[own], frames[nearest]
     right = [bool((a == b).all()) for a, b in zip(true[1:], shown, strict=True)]
     if true.dim() != 4:
         return save(_lines(true, torch.cat([true[:1], shown])), path)
-    figure = blank(1.15 * (steps + 1), 2.6)
-    axes = figure.subplots(2, steps + 1)
-    for t in range(steps + 1):
-        axes[0, t].imshow(_rgb(true[t]))
-        axes[0, t].set_title(f"t={t}", fontsize=8)
-        axes[1, t].imshow(_rgb(true[0] if t == 0 else shown[t - 1]))
-        for row in range(2):
-            axes[row, t].set(xticks=[], yticks=[])
-            for spine in axes[row, t].spines.values():
-                wrong = row == 1 and t > 0 and not right[t - 1]
-                spine.set(color="#d55e00" if wrong else "#bbbbbb", linewidth=2 if wrong else 1)
-    axes[0, 0].set_ylabel("true", fontsize=9)
-    axes[1, 0].set_ylabel("imagined", fontsize=9)
+    columns = min(steps + 1, 11)
+    bands = -(-(steps + 1) // columns)
+    figure = blank(1.15 * columns, 3.0 * bands)
+    parts = figure.subfigures(bands, 1, squeeze=False)[:, 0]
+    titles = _titles(seen, own)
+    for band, part in enumerate(parts):
+        axes = part.subplots(2, columns, squeeze=False)
+        part.subplots_adjust(top=0.78, bottom=0.06, hspace=0.12, wspace=0.12)
+        for column in range(columns):
+            t = band * columns + column
+            if t > steps:
+                axes[0, column].remove()
+                axes[1, column].remove()
+                continue
+            axes[0, column].imshow(_rgb(true[t]))
+            axes[0, column].set_title(titles[t], fontsize=8)
+            axes[1, column].imshow(_rgb(true[0] if t == 0 else shown[t - 1]))
+            for row in range(2):
+                axes[row, column].set(xticks=[], yticks=[])
+                for spine in axes[row, column].spines.values():
+                    wrong = row == 1 and t > 0 and not right[t - 1]
+                    spine.set(color="#d55e00" if wrong else "#bbbbbb", linewidth=2 if wrong else 1)
+        axes[0, 0].set_ylabel("true", fontsize=9)
+        axes[1, 0].set_ylabel("imagined", fontsize=9)
     note = f"imagined states shown as the nearest of {len(rows):,} test frames; orange: another state than the true one"
     figure.text(0.5, 0.0, note, ha="center", fontsize=8)
     return save(figure, path)
+
+
+def _titles(seen: Imagined, rows: Tensor) -> list[str]:
+    """Of each frame its step, the action that led to it, and the return so far where anything was rewarded."""
+    arrays = seen.episodes.arrays
+    rewards = arrays["rewards"][rows[:-1]].double().cumsum(0).tolist() if "rewards" in arrays else []
+    titles = ["step 0"]
+    for t, action in enumerate(arrays["actions"][rows[:-1]]):
+        told = f"\nreturn {rewards[t]:.3g}" if any(rewards) else ""
+        titles.append(f"step {t + 1}\naction {action_text(action)}{told}")
+    return titles
 
 
 def _rgb(frame: Tensor) -> np.ndarray:
@@ -107,11 +177,15 @@ def _lines(true: Tensor, shown: Tensor) -> Any:
     true, shown = true.reshape(len(true), -1).cpu(), shown.reshape(len(shown), -1).cpu()
     figure = blank(7, 3.4)
     axis = figure.subplots()
-    for i in range(min(true.shape[1], 8)):
-        axis.plot(true[:, i], color=COLORS[i], label=f"feature {i}")
+    drawn = min(true.shape[1], 8)
+    for i in range(drawn):
+        axis.plot(true[:, i], color=COLORS[i], label=f"number {i}")
         axis.plot(shown[:, i], color=COLORS[i], ls="--")
-    axis.set(xlabel="step", title="true (solid) and imagined, as the nearest test state (dashed)")
-    axis.legend(frameon=False, fontsize=7)
+    pairs(axis, "true", "imagined: the\nnearest test state")
+    of = f", the first {drawn} of {true.shape[1]} numbers" * (drawn < true.shape[1])
+    axis.set(xlabel="step", ylabel="observation", title=f"a test episode and what is imagined of it{of}")
+    whole_numbers(axis)
+    legend(axis)
     return figure
 
 

@@ -157,7 +157,7 @@ class Adding:
         }
         counts = [int(count) for count in result["errors"]]
         written = [
-            *figures.curves(metrics, folder / "curves.png"),
+            *figures.curves(metrics, folder / "curves.png", of="numbers to add"),
             figures.against(
                 counts,
                 lines,
@@ -184,6 +184,7 @@ def _draw_running_sum(true: Tensor, said: Tensor, marked: Tensor, path: Path) ->
     axis.step(range(len(true)), true, where="post", color=figures.COLORS[1], label="sum so far")
     axis.plot(said, color=figures.COLORS[0], label="what the readout says")
     axis.scatter(marked.nonzero()[:, 0], true[marked], s=18, color=figures.COLORS[1], label="marked number", zorder=3)
-    axis.set(xlabel="step")
-    axis.legend(frameon=False, fontsize=8)
+    axis.set(xlabel="step", ylabel="sum", title="a test sequence: the sum of the marked numbers so far")
+    figures.whole_numbers(axis)
+    figures.legend(axis)
     return figures.save(figure, path)

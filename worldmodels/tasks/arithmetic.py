@@ -156,12 +156,14 @@ def _draw_rule_table(operations: Sequence[str], uses: Sequence[Sequence[int]], p
     """How often each rule was used for each operation, shaded by its share of the operation."""
     counts = np.asarray(uses)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    figure = figures.blank(0.9 * counts.shape[1] + 2, 0.6 * len(operations) + 1)
+    figure = figures.blank(0.9 * counts.shape[1] + 3, 0.6 * len(operations) + 1.4, layout="constrained")
     axis = figure.subplots()
-    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for (o, r), count in np.ndenumerate(counts):
         axis.text(r, o, str(count), ha="center", va="center", color="white" if shares[o, r] > 0.5 else "black")
     axis.set_xticks(range(counts.shape[1]), [f"rule {r + 1}" for r in range(counts.shape[1])])
     axis.set_yticks(range(len(operations)), operations)
-    axis.xaxis.tick_top()
+    figure.colorbar(image, ax=axis, label="share of the operation")
+    axis.set(xlabel="rule that was applied", ylabel="operation of the example")
+    axis.set_title("number of test examples by operation and rule", fontsize=10)
     return figures.save(figure, path)

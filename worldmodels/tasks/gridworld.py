@@ -150,7 +150,7 @@ class GridWorld:
     ) -> list[Path]:
         """The error against the length, if there are several, and one test story on its grid with the answers."""
         device = next(model.parameters()).device
-        written = figures.curves(metrics, folder / "curves.png")
+        written = figures.curves(metrics, folder / "curves.png", of="statements")
         if len(self.test_lengths) > 1:
             lines = {
                 "the model": [entry["error"] for entry in result["errors"].values()],
@@ -158,7 +158,7 @@ class GridWorld:
             }
             path = folder / "errors.png"
             written.append(
-                figures.against(self.test_lengths, lines, "statements", "share of wrong answers", path, log=False)
+                figures.against(self.test_lengths, lines, "statements", "share of wrong answers", path, share=True)
             )
         length = self.test_lengths[0]
         words, where = data.stories(example + 1, length, data.generator(self.test_seed, length))
@@ -208,6 +208,7 @@ def _draw_story(lines: Sequence[str], where: Tensor, answers: Tensor, path: Path
     right = (answers == where[3:]).all(-1).float().mean()
     axis.set(xlim=(0.4, 10.6), ylim=(0.4, 10.6), xticks=range(1, 11), yticks=range(1, 11), aspect="equal")
     axis.set_title(f"asked after every statement from the fourth on: {100 * right:.0f} % right", fontsize=9)
+    axis.set(xlabel="x, cells", ylabel="y, cells")
     axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    figures.legend(axis)
     return figures.save(figure, path)

@@ -228,7 +228,8 @@ class Transitions:
         written = [pictures.rollout(seen, folder / "rollout.png", episode=example)]
         written.append(pictures.horizons(seen, type(model.core).__name__, folder / "horizons.png"))
         if metrics:
-            written.append(pictures.curves(metrics, folder / "curves.png"))
+            chance = result["in_episode"][str(max(self.horizons))].get("chance")
+            written.append(pictures.curves(metrics, folder / "curves.png", chance=chance))
         drawn = pictures.choices(model, seen, folder / "choices.png", episode=example)
         return written + ([drawn] if drawn else [])
 

@@ -395,9 +395,10 @@ class PartialViews:
         """Scores against the share of views, enclaves and the graph of modules, rollouts or polar images of one episode."""
         tests = self._tests(model)
         first = next(iter(tests.values()))
-        written = figures.curves(metrics, folder / "curves.png")
+        written = figures.curves(metrics, folder / "curves.png", of="variant")
         if "views" in result:
-            written.append(pictures.against_share(result["views"], folder / "shares.png"))
+            shares = pictures.against_share(result["views"], folder / "shares.png", copied=result.get("copy"))
+            written.append(shares)
         if result.get("removed"):
             written.append(pictures.against_removed(result["removed"], folder / "removed.png"))
         reader = model.reader if isinstance(model, ViewWorldModel) else model
