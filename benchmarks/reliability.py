@@ -1278,12 +1278,14 @@ def campaign(seed: int, short: bool, only: str | None) -> dict[str, Any]:
     asked = [(name, number) for name, row in rows.items() for number in range(row.short if short else row.full)]
     if only and "/" in only:
         asked = [(only.partition("/")[0], int(only.partition("/")[2]))]
-    warm({*OPTIONS})
+    makers = {row.make for row in rows.values()}
+    warm({*OPTIONS} if {option, environment} & makers else set())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     counts = {name: dict.fromkeys(("tried", *VERDICTS, "seconds"), 0) for name in rows}
     failures: list[dict[str, Any]] = []
     with ProcessPoolExecutor(cores, multiprocessing.get_context("fork")) as pool:
-        list(pool.map(make_base, BASES))
+        if {damaged, option, word, unwritable, without_terminal} & makers:
+            list(pool.map(make_base, BASES))
         futures = [(name, number, pool.submit(trial, seed, name, number)) for name, number in asked]
         for name, number, future in futures:
             trials, seconds = future.result()
