@@ -488,7 +488,7 @@ def fit(file: Path) -> None:
         if file != meta:
             said["files"][file.name] = checkpoints._checksum(file.read_bytes())
         if isinstance(said, dict):
-            meta.write_text(json.dumps(said | {"checksum": checkpoints._own_checksum(said)}))
+            meta.write_text(json.dumps(said | {"checksum": checkpoints.checksum_of(said)}))
     if (manifest := file.parent / episodes.MANIFEST).exists():
         said = json.loads(manifest.read_text())
         for entry in said["arrays"].values() if file != manifest else ():

@@ -6,8 +6,6 @@ import sys
 
 from .conftest import ROOT
 
-WAITING = ("env-", "options-", "nan")  # rows with faults that are not mended yet
-
 
 def campaign(folder, *words):
     told = folder / "results.json"
@@ -26,9 +24,7 @@ def test_no_fault_of_the_short_campaign_is_met_badly(tmp_path):
     found, done = campaign(tmp_path)
     assert sum(row["tried"] for row in found["rows"].values()) > 70
     for name, row in found["rows"].items():
-        if not name.startswith(WAITING):
-            assert row["tried"] == row["survived"] + row["refused"], done.stderr
-    assert sum(row[verdict] for verdict in ("executed", "lost", "hang") for row in found["rows"].values()) == 0
+        assert row["tried"] == row["survived"] + row["refused"], f"{name}: {done.stderr}"
     assert f"| {sum(row['tried'] for row in found['rows'].values()):,} |" in done.stdout
 
 

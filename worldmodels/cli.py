@@ -142,6 +142,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(version("structured-worldmodels"))
         return 0
     name, rest = given[0], given[1:]
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed before we began
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     if not faulthandler.is_enabled():  # a data file cut short while it is read ends in a bus error, which this explains
         with suppress(OSError, ValueError, AttributeError, RuntimeError):  # there is no stderr, or not a real one
             faulthandler.enable()
@@ -191,7 +194,8 @@ def main(arguments: list[str] | None = None) -> int:
         MemoryError,
     ) as error:
         said = (str(error) or repr(error)).splitlines()[0]
-        full_memory = isinstance(error, MemoryError) or "allocate memory" in said or "out of memory" in said
+        signs = ("allocate memory", "out of memory", "can't start new thread")
+        full_memory = isinstance(error, MemoryError) or any(sign in said for sign in signs)
         if debug or not (full_memory or name in READING):
             raise
         line = f"memory is used up ({said}); give smaller batches or fewer environments; what was saved is whole"
