@@ -70,7 +70,7 @@ def whole_numbers(axis: Any) -> None:
     """Ticks of steps and counts are whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
 
 def legend(axis: Any, **options: Any) -> None:
