@@ -514,7 +514,7 @@ def flipped(draw: random.Random, file: Path, twin: Path) -> str:
 
 
 def swapped(draw: random.Random, file: Path, twin: Path) -> str:
-    if file.parent.name != "run" and draw.random() < 0.3:
+    if "checkpoints" in file.parts and draw.random() < 0.3:
         shutil.rmtree(file.parent)
         shutil.copytree(twin.parent, file.parent)
         return f"its folder is that of {twin.parent}"
