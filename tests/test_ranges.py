@@ -1,8 +1,9 @@
 """Values out of their range are refused in one line, before anything is written."""
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from worldmodels.cli import main
 from worldmodels.config import TrainConfig
 from worldmodels.errors import UserError
 from worldmodels.losses import contrastive
-from worldmodels.ranges import AT_LEAST_ONE, POSITIVE, SHARE, Range, check_ranges
+from worldmodels.ranges import AT_LEAST_ONE, POSITIVE, SHARE, Range, check_ranges, check_types
 from worldmodels.training import TrainerSettings
 
 SMOKE = ["experiment=block_physics", "size=smoke", "core=gnn", "logger.figures=false", "logger.progress=false"]
@@ -160,3 +161,50 @@ def test_train_agent_refuses_them_before_anything_is_written(word, tmp_path, mon
 def test_from_python_too():
     with pytest.raises(UserError, match="^gamma=2.0; expected a number of at least 0 and at most 1$"):
         RecurrentPPO("MlpPolicy", "CartPole-v1", core="gru", gamma=2.0)
+
+
+class Typed:
+    """What a constructor with options looks like."""
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        share: float = 0.5,
+        until: int | None = None,
+        whole: bool = False,
+        names: Sequence[str] = (),
+        table: Mapping[str, int] | None = None,
+        odd: int = "by its default",  # type: ignore[assignment]
+        any: Any = None,
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"share": 1}, None),
+        ({"share": True}, "made.share=True; expected a number"),
+        ({"share": float("inf")}, "made.share=inf; expected a number"),
+        ({"size": 2.0}, "made.size=2.0; expected a whole number"),
+        ({"until": None}, None),
+        ({"until": " "}, "made.until=' '; expected a whole number or null"),
+        ({"whole": 1}, "made.whole=1; expected true or false"),
+        ({"names": ["a", "b"]}, None),
+        ({"names": ["a", [1]]}, "expected a list, each text"),
+        ({"names": "a"}, "expected a list, each text"),
+        ({"table": [1]}, "made.table=[1]; expected a mapping or null"),
+        ({"odd": "by its default"}, None),
+        ({"any": object}, None),
+        ({"unknown": object}, None),
+    ],
+    ids=str,
+)
+def test_types_are_checked(option, says):
+    if says is None:
+        check_types("made", Typed, option)
+        return
+    with pytest.raises(UserError) as caught:
+        check_types("made", Typed, option)
+    assert says in str(caught.value)

@@ -13,7 +13,7 @@ from omegaconf import MISSING
 
 from .core import RecurrentCore, Tokens, unroll
 from .errors import UserError, nearest
-from .ranges import AT_LEAST_ONE, check_ranges
+from .ranges import AT_LEAST_ONE, check_ranges, check_types
 
 logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # what get_class raises says it all
 
@@ -78,10 +78,11 @@ def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any
         if key not in known:
             more_known = ("num_slots", "slot_size") if what == "core" else ()
             raise UserError(f"{target.__name__} does not take {what}.{key}; {nearest(key, (*known, *more_known))}")
+    check_types(what, target, options)
     try:
         return target(*sizes, **options)
-    except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
-        raise UserError(f"{what} {target.__name__}: {str(error).splitlines()[0]}") from error
+    except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError, AttributeError) as error:
+        raise UserError(f"{what} {target.__name__}: {(str(error) or repr(error)).splitlines()[0]}") from error
 
 
 def build_core(

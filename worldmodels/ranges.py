@@ -1,4 +1,4 @@
-"""The values that a number may have, stated beside it and checked in one place.
+"""The values that an option may have, stated beside it and checked in one place.
 
 >>> def train(steps: Annotated[int, AT_LEAST_ONE] = 1000): ...
 >>> check_ranges("trainer", train, {"steps": 0})  # doctest: +SKIP
@@ -7,10 +7,10 @@ worldmodels.errors.UserError: trainer.steps=0; expected a whole number of at lea
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from .errors import UserError
 
@@ -73,3 +73,58 @@ def _check(key: str, value: Any, one: Any, kind: Any, allowed: Range) -> None:
     number = isinstance(one, int if whole else (int, float)) and not isinstance(one, bool)
     if not number or one not in allowed:
         raise UserError(f"{key}={value}; expected {'a whole number' if whole else 'a number'} {allowed}")
+
+
+def check_types(what: str, target: Any, values: Mapping[str, Any]) -> None:
+    """Refuse values of other types than the signature of a callable states; what is its own default may be anything.
+
+    Args:
+        what: what is built of it, like "core".
+        target: a class or a function; what it annotates otherwise than with numbers, text, truth, lists and mappings is
+            passed over.
+        values: by name.
+
+    Raises:
+        UserError: naming the first.
+    """
+    function = target.__init__ if inspect.isclass(target) else target
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError, AttributeError):  # a plug-in's annotations may name what is not there at run time
+        return
+    parameters = inspect.signature(target).parameters
+    for name, value in values.items():
+        hint = hints.get(name, Any)
+        if not _fits(value, hint) and not (name in parameters and value == parameters[name].default):
+            raise UserError(f"{what}.{name}={value!r}; expected {_words(hint)}")
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inside)
+    if hint in (int, float):
+        number = isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
+        return number and math.isfinite(value)
+    if hint in _WORDS:
+        return isinstance(value, hint)
+    if origin in (list, tuple, Sequence):
+        kinds = [one for one in inside if one is not Ellipsis]
+        return isinstance(value, (list, tuple)) and all(any(_fits(one, kind) for kind in kinds) for one in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, Mapping)
+    return True
+
+
+def _words(hint: Any) -> str:
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(_words(one) for one in inside)
+    if origin in (list, tuple, Sequence):
+        return f"a list, each {_words(inside[0])}"
+    if origin in (dict, Mapping):
+        return "a mapping"
+    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
