@@ -101,8 +101,13 @@ def test_an_agents_environment_without_a_limit_is_given_one():
     envs.start()
     ends = [bool(envs.advance(torch.zeros(1, dtype=torch.int64)).truncated) for _ in range(14)]
     assert [i for i, end in enumerate(ends) if end] == [6, 13]
-    (line,) = [line for line in check_env("Strange-v0").advice if "no limit" in line]
-    assert "max_episode_steps=" in line
+    assert not [line for line in check_env("Strange-v0").advice if "no limit" in line]  # it ends by itself
+    gym.register("Endless-v0", entry_point=Strange, kwargs={"fault": "endless"})
+    try:
+        (line,) = [line for line in check_env("Endless-v0").advice if "no limit" in line]
+    finally:
+        del gym.registry["Endless-v0"]
+    assert "in 1,000 random steps none ended" in line and "max_episode_steps=" in line
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def merged(schema, name, core, size, *words):
     top = {key: value for key, value in node("train").items() if key not in ("defaults", "hydra", "label")}
     parts = [schema, top, *({group: node(group, choice)} for group, choice in chosen.items()), {"size": size}, about]
     parts += [node("sizes", name, size), node("options", name, core), node("options", name, f"{core}-{size}")]
+    encoder = f"{chosen.get('encoder')}-{size}"
+    parts += [node("encoding", name, encoder), node("encoding", name, f"{encoder}-{core}")]
     return plain(OmegaConf.merge(*parts, OmegaConf.from_dotlist(rest)))
 
 

@@ -39,6 +39,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     before = Path.cwd()
     os.chdir(folder)
+    sys.modules.pop("stranger_cores", None)  # of this fixture before, when a worker comes back to this file
     (folder / "stranger_cores.py").write_text(MODULE)
     try:
         assert main(["train", *SMOKE, "core=gnn", "run=runs/plain"]) == 0

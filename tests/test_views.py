@@ -30,6 +30,7 @@ from worldmodels.losses import polar_loss, polar_parts, polar_truth
 from worldmodels.metrics import balanced_accuracy, confusion_matrix, f1_scores, macro_f1
 from worldmodels.models.views import ViewWorldModel, view_model
 from worldmodels.plugins import build_core
+from worldmodels.run import read_evaluation
 from worldmodels.seeing import PixelTally, PolarTally, _stitched, said_and_seen
 from worldmodels.tasks.views import PartialViews, ViewBatch
 
@@ -666,7 +667,7 @@ def test_experiments_train_evaluate_and_resume_exactly(tmp_path, monkeypatch, ex
         words += ["task.horizons=[1,2]"]
     whole = worldmodels.train(*words, "run=runs/whole")
     result = whole.evaluate()
-    assert json.loads((whole.path / "evaluation.json").read_text()) == json.loads(json.dumps(result))
+    assert read_evaluation(whole.path) == json.loads(json.dumps(result))
     assert all(math.isfinite(value) for value in result["scores"].values())
     assert all(path.is_file() for path in whole.draw())
     again = worldmodels.load("runs/whole")

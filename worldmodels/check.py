@@ -20,6 +20,7 @@ from .data.environments import VIEWS, action_spec, find_spec, left_out, make_env
 from .errors import UserError
 
 _STEPS = 12
+_LONG = 1000  # steps in which an episode of random actions should end
 
 
 _FAULTS = re.compile("not within the observation space|default seed argument|reward is|greater than a high value")
@@ -120,13 +121,24 @@ def _unknown_spaces(env_id: str, advice: list[str]) -> list[str]:
     if dropped:
         advice.append(f"training sees the image it observes, not {', '.join(dropped)}; a world model is not told these")
     spec, inside = find_spec(env_id), getattr(envs, "envs", [envs])[0].unwrapped
-    if spec.max_episode_steps is None and getattr(inside, "max_steps", None) is None:
+    limited = (
+        spec.max_episode_steps or getattr(inside, "max_steps", None) or "max_num_frames_per_episode" in spec.kwargs
+    )
+    if not limited and not _ends(envs):
         advice.append(
-            "it sets its episodes no limit: collect and train need steps=, and evaluations of agents cut them; register it "
-            "with max_episode_steps="
+            f"it sets its episodes no limit, and in {_LONG:,} random steps none ended: collect and train need steps=, and "
+            "evaluations of agents cut them; register it with max_episode_steps="
         )
     envs.close()
     return problems
+
+
+def _ends(envs: Any) -> bool:
+    """Whether an episode ends by itself."""
+    envs.action_space.seed(0)
+    envs.reset(seed=0)
+    steps = (envs.step(envs.action_space.sample()) for _ in range(_LONG))
+    return any(bool((np.asarray(terminated) | np.asarray(truncated)).any()) for _, _, terminated, truncated, _ in steps)
 
 
 def _trace(env_id: str, seed: int) -> list[Any]:

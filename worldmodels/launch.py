@@ -383,8 +383,8 @@ def _hydra(words: Sequence[str], task: Callable[[DictConfig], Any], program: str
         asked = str(getattr(error, "missing_cfg_file", ""))
         if asked in EXTRAS:
             line = UserError(f"{asked} is not installed; run pip install '.[{EXTRAS[asked]}]' in the checkout")
-        of_a_job = hasattr(error, "__notes__")  # see launcher.portable
-        if line is None and not of_a_job and isinstance(error, (TypeError, ValueError, RecursionError)):
+        told = isinstance(error, UserError) or hasattr(error, "__notes__")  # of a job: see launcher.portable
+        if line is None and not told and isinstance(error, (TypeError, ValueError, RecursionError)):
             said = (str(error).splitlines() or [""])[0]
             line = UserError(
                 f"these words make no config ({type(error).__name__}: {said}); see worldmodels {program} --help"
