@@ -420,10 +420,15 @@ def test_a_run_goes_on_after_its_end(tmp_path, monkeypatch, capsys):
         ("objective.hinge_on=abc", "hinge_on is 'abc'"),
         ("core._target_=0.5", "core._target_ is 0.5"),
         ("encoder._target_=[0,0]", "encoder._target_ is [0, 0]"),
+        (
+            "encoder=slot_attention encoder.stride=0",
+            "encoder SlotAttentionEncoder cannot take observations (50, 50, 3)",
+        ),
+        ("encoder.num_slots=0", "encoder.num_slots=0; expected a whole number of at least 1"),
         ("core._target_=nothere.Core", "cannot be imported"),
     ],
 )
 def test_words_that_make_no_config(tmp_path, monkeypatch, capfd, word, says):
     monkeypatch.chdir(tmp_path)
-    assert says in refused(capfd, "train", *SMOKE, "run=a", word)
+    assert says in refused(capfd, "train", *SMOKE, "run=a", *word.split(" "))
     assert not (tmp_path / "a").exists()

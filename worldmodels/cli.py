@@ -134,12 +134,14 @@ def main(arguments: list[str] | None = None) -> int:
     debug = "--debug" in given
     given = [word for word in given if word != "--debug"]
     if not given or given[0] in ("-h", "--help", "help"):
-        print(USAGE, end="")
+        with suppress(BrokenPipeError):
+            print(USAGE, end="", flush=True)
         return 0
     if given[0] == "--version":
         from importlib.metadata import version
 
-        print(version("structured-worldmodels"))
+        with suppress(BrokenPipeError):
+            print(version("structured-worldmodels"), flush=True)
         return 0
     name, rest = given[0], given[1:]
     for stream in ("stdout", "stderr"):
@@ -194,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
         MemoryError,
     ) as error:
         said = (str(error) or repr(error)).splitlines()[0]
-        signs = ("allocate memory", "out of memory", "can't start new thread")
+        signs = ("allocate memory", "out of memory", "can't start new thread", "enforce fail")
         full_memory = isinstance(error, MemoryError) or any(sign in said for sign in signs)
         if debug or not (full_memory or name in READING):
             raise

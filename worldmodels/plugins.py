@@ -85,6 +85,39 @@ def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any
         raise UserError(f"{what} {target.__name__}: {(str(error) or repr(error)).splitlines()[0]}") from error
 
 
+def build_encoder(
+    config: Mapping[str, Any],
+    observation_shape: tuple[int, ...],
+    num_slots: Annotated[int, AT_LEAST_ONE],
+    slot_size: Annotated[int, AT_LEAST_ONE],
+) -> Any:
+    """An encoder, tried on an observation of zeros, so that what cannot work is refused before training.
+
+    Args:
+        config: the encoder's name and options.
+        observation_shape: ``(H, W, C)`` of pictures, or ``(n,)``.
+        num_slots: K.
+        slot_size: D.
+
+    Raises:
+        UserError: naming what the encoder said.
+    """
+    check_ranges("encoder", build_encoder, {"num_slots": num_slots, "slot_size": slot_size})
+    encoder = build("encoder", config, observation_shape, num_slots, slot_size)
+    name, picture = type(encoder).__name__, len(observation_shape) == 3
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            seen = torch.zeros(1, *observation_shape, dtype=torch.uint8 if picture else torch.float32)
+            slots = encoder.eval()(seen)  # in training it might take a mean over what it has seen
+            encoder.train()
+    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        line = (str(error) or repr(error)).splitlines()[0]
+        raise UserError(f"encoder {name} cannot take observations {observation_shape}: {line}") from error
+    if tuple(slots.shape) != (1, num_slots, slot_size):
+        raise UserError(f"encoder {name} makes slots {tuple(slots.shape[1:])}; expected {(num_slots, slot_size)}")
+    return encoder
+
+
 def build_core(
     config: Mapping[str, Any],
     token_size: int,

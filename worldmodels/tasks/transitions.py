@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..logging import progress_bar
 from ..losses import contrastive, refuse_unknown_forms
 from ..models.world_model import WorldModel, attach, attached_size
-from ..plugins import build
+from ..plugins import build_encoder
 from ..ranges import check_ranges
 from ..ranking import Imagined, score
 from ..report import transitions as pictures
@@ -162,7 +162,7 @@ class Transitions:
         """A ``WorldModel``; without other sizes the core has as many slots as the encoder, of the same size."""
         options = dict(self.encoder)
         num_slots, slot_size = options.pop("num_slots"), options.pop("slot_size")
-        encoder = build("encoder", options, tuple(about["observation_shape"]), num_slots, slot_size)
+        encoder = build_encoder(options, tuple(about["observation_shape"]), num_slots, slot_size)
         action = about["action"]
         action_to = self.action_to or ("slot" if action.get("per_object") else "copy")
         token_size = slot_size + attached_size(action, action_to, num_slots, self.slot_ids)
