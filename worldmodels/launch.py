@@ -384,7 +384,7 @@ def _hydra(words: Sequence[str], task: Callable[[DictConfig], Any], program: str
         if asked in EXTRAS:
             line = UserError(f"{asked} is not installed; run pip install '.[{EXTRAS[asked]}]' in the checkout")
         told = isinstance(error, UserError) or hasattr(error, "__notes__")  # of a job: see launcher.portable
-        if line is None and not told and isinstance(error, (TypeError, ValueError, RecursionError)):
+        if line is None and not told and isinstance(error, (TypeError, ValueError, AttributeError, RecursionError)):
             said = (str(error).splitlines() or [""])[0]
             line = UserError(
                 f"these words make no config ({type(error).__name__}: {said}); see worldmodels {program} --help"
