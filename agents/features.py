@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..core import Tokens, unroll
 from ..cores.gru import GRU
 from ..encoders import ENCODERS, Encoder, ViewEncoder
-from ..plugins import build, named
+from ..plugins import build_encoder, named
 
 INSTRUCTIONS = ("film", "token")
 _TILE = 8  # pixels of a side
@@ -170,7 +170,7 @@ class SlotFeatures(BaseFeaturesExtractor):
         built = _encoder_of(run, (height, width, channels)) if run else None
         if built is None:
             config = named("encoders", ENCODERS, encoder, options or {})
-            built = build("encoder", config, (height, width, channels), num_slots, slot_size)
+            built = build_encoder(config, (height, width, channels), num_slots, slot_size)
         K, D = built.num_slots, built.slot_size * len(parts)
         super().__init__(observation_space, K * D)
         self.token_shape = (K, D)

@@ -2,7 +2,8 @@
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -292,7 +293,8 @@ class RecurrentPPO(OnPolicyAlgorithm):
                 buffer.states.append(state)
             _put(buffer.observations, t, new_obs)
             buffer.starts[t], buffer.valid[t] = starts, ~empty
-            actions, values, log_probs, state = self.policy(new_obs, state, starts, among=among)
+            with self._finite_outputs():
+                actions, values, log_probs, state = self.policy(new_obs, state, starts, among=among)
             buffer.actions[t], buffer.values[t], buffer.log_probs[t] = actions, values, log_probs
             clipped_actions = self.policy.bounded(actions)
             if isinstance(env, VectorEnvAdapter):
@@ -386,12 +388,8 @@ class RecurrentPPO(OnPolicyAlgorithm):
         for epoch in range(self.n_epochs):
             near = True
             for batch in self.rollout_buffer.minibatches(self.batch_size):
-                try:
+                with self._finite_outputs():
                     loss, values = self._loss(batch, clip_range, clip_range_vf)
-                except ValueError as error:  # torch's distributions refuse what is not finite
-                    if all(bool(parameter.isfinite().all()) for parameter in self.policy.parameters()):
-                        raise
-                    raise self._not_finite("a weight of the policy") from error
                 near = self.target_kl is None or float(values["approx_kl"]) <= 1.5 * self.target_kl
                 values["gradient_norm"] = self._descend(loss) if near else torch.zeros_like(values["loss"])
                 measured.append(torch.stack(list(values.values())))
@@ -407,6 +405,16 @@ class RecurrentPPO(OnPolicyAlgorithm):
         if bad:
             raise self._not_finite(bad[0])
         self._log_update(means, clip_range, clip_range_vf)
+
+    @contextmanager
+    def _finite_outputs(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:  # torch's distributions refuse what is not finite
+            if "invalid values" not in str(error):
+                raise
+            finite = all(bool(parameter.isfinite().all()) for parameter in self.policy.parameters())
+            raise self._not_finite("what the policy computes" if finite else "a weight of the policy") from error
 
     def _not_finite(self, what: str) -> UserError:
         return UserError(
@@ -490,7 +498,8 @@ class RecurrentPPO(OnPolicyAlgorithm):
         buffer = self.rollout_buffer
         values_of_all, returns, valid = self._of_all(buffer.values, buffer.returns, buffer.valid).cpu().numpy()
         variance = explained_variance(values_of_all[valid > 0], returns[valid > 0])
-        self.logger.record("train/explained_variance", float(variance))
+        if np.isfinite(variance):  # of returns that are all the same there is none
+            self.logger.record("train/explained_variance", float(variance))
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", self.policy.log_std.exp().mean().item())
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")

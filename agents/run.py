@@ -26,13 +26,13 @@ from .. import checkpoints
 from ..config import CONFIGS, LoggerConfig, register_cores, register_experiments
 from ..data.environments import OUR_NAMESPACE, as_picture, find_spec, refused, resized
 from ..envs.shared import AgentCopies
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..launch import as_words, command, show_folder, summarise, train_job
 from ..logging import RunLog, progress_bar, read_metrics
 from ..ranges import AT_LEAST_ONE, SEED, Range, check_ranges
 from ..report.tables import show
-from ..run import CONFIG, claim, figures_in, note_steps, read_saved, refuse_links, training_in, write_evaluation
-from ..training import make_fabric
+from ..run import CONFIG, figures_in, read_saved, refuse_links, training_in, write_evaluation
+from ..training import make_fabric, use_threads
 from ..trust import trusting, vet
 from . import pictures
 from .evaluation import play, summary, table
@@ -288,7 +288,7 @@ def build_agent(config: Mapping[str, Any], envs: VectorEnvAdapter, fabric: Any =
     except UserError:
         raise
     except (ValueError, TypeError, AssertionError, RuntimeError, LookupError, AttributeError) as error:
-        line = (str(error) or repr(error)).splitlines()[0]
+        line = first_line(error)
         if "Kernel size" in line:
             line = f"pictures {envs.observation_space.shape} are too small for this encoder; set env.resize=[64,64]"
         raise UserError(f"an agent for {envs.name}: {line}") from error
@@ -515,8 +515,7 @@ def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = Fal
     if resume:
         refuse_links(path / "checkpoints")
     settings = config["trainer"]
-    if settings["threads"]:
-        torch.set_num_threads(settings["threads"])
+    use_threads(settings["threads"])
     device = _device(settings["device"])
     fabric, rank, processes = None, 0, int(os.environ.get("WORLD_SIZE", 1))
     number = config["env"]["num_envs"]
@@ -531,11 +530,7 @@ def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = Fal
         rank, device, path = fabric.global_rank, str(fabric.device), Path(fabric.broadcast(str(path)))
     envs = _configured(config, device, number // processes)
     model = build_agent(config, envs, fabric)
-    with training_in(path) if rank == 0 else nullcontext():
-        if not resume and rank == 0:
-            claim(path, {**config, "model": {"agent": True}})
-        elif rank == 0:
-            note_steps(path, config)
+    with training_in(path, {**config, "model": {"agent": True}}, resume=resume) if rank == 0 else nullcontext():
         restored = checkpoints.restore(path, model.policy, rank, processes) if resume else None
         done = restored[0] if restored else 0
         log = RunLog(path, done, settings["steps"], quiet=not config["logger"]["progress"]) if rank == 0 else None
@@ -572,7 +567,7 @@ def _device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise UserError(f"device {name!r} cannot be used here: {first_line(error)}") from error
     return name
 
 

@@ -1,5 +1,6 @@
 """Gymnasium's vector environments, ours among them, as Stable-Baselines3 knows environments."""
 
+import sys
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -82,8 +83,7 @@ class VectorEnvAdapter(VecEnv):
                 options = {"first_env": before}
             else:  # environments of others take the seed of the first one plus their number
                 seed += before
-        with faults_of(self.name, "in reset"):
-            observations, _ = self.vector_env.reset(seed=seed, options=options)
+        observations = self._begin(seed=seed, options=options)
         self._reset_seeds()
         self._ended = torch.zeros(self.num_envs, dtype=torch.bool, device=getattr(self.vector_env, "device", "cpu"))
         self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, dtype=int)
@@ -101,8 +101,7 @@ class VectorEnvAdapter(VecEnv):
         last = infos.get("final_obs")
         if self.mode == AutoresetMode.DISABLED and bool(ended.any()):
             last = observations
-            with faults_of(self.name, "in reset"):
-                observations, _ = self.vector_env.reset(options={"reset_mask": ended.numpy()})
+            observations = self._begin(options={"reset_mask": ended.numpy()})
         rows = (truncated & ~terminated).nonzero()[:, 0]
         final = (rows, self._tensors(_rows(last, rows))) if len(rows) else None
         never = torch.zeros_like(ended)
@@ -121,6 +120,19 @@ class VectorEnvAdapter(VecEnv):
         self._ended = own.pop("adapter_ended").to(self._ended.device)
         return self._tensors(self.vector_env.unwrapped.restore(own))  # type: ignore[attr-defined]
 
+    def _begin(self, **how: Any) -> Any:
+        with faults_of(self.name, "in reset"):
+            observations, _ = self.vector_env.reset(**how)
+        self._refuse_not_finite("in reset", observations)
+        return observations
+
+    def _refuse_not_finite(self, when: str, observations: Any, **more: np.ndarray) -> None:
+        if self.takes_tensors:  # our own, batched on a device, are tested; reading from it would stop it
+            return
+        parts = observations if isinstance(observations, dict) else {"observations": observations}
+        told = {name: part for name, part in {**more, **parts}.items() if isinstance(part, np.ndarray)}
+        refuse_not_finite(self.name, when, told)
+
     def _step(self, actions: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
         if not self.takes_tensors and isinstance(actions, Tensor):
             actions = actions.cpu().numpy()
@@ -128,11 +140,9 @@ class VectorEnvAdapter(VecEnv):
         when = f"in step {self._steps}"
         with faults_of(self.name, when):
             observations, rewards, terminated, truncated, infos = self.vector_env.step(actions)
-        if not self.takes_tensors:  # our own, batched on a device, are tested; reading from it would stop it
-            parts = observations if isinstance(observations, dict) else {"observations": observations}
-            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as that
-                told = {"rewards": np.asarray(rewards, np.float32), **parts}
-            refuse_not_finite(self.name, when, {k: v for k, v in told.items() if isinstance(v, np.ndarray)})
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as that
+            told = {} if self.takes_tensors else {"rewards": np.asarray(rewards, np.float32)}
+        self._refuse_not_finite(when, observations, **told)
         rewards, terminated, truncated = (torch.as_tensor(part) for part in (rewards, terminated, truncated))
         return observations, rewards.float(), terminated.bool(), truncated.bool(), infos
 
@@ -169,8 +179,7 @@ class VectorEnvAdapter(VecEnv):
             success = _success(infos)
             if self.mode != AutoresetMode.SAME_STEP:
                 last = observations
-                with faults_of(self.name, "in reset"):
-                    observations, _ = self.vector_env.reset(options={"reset_mask": dones})
+                observations = self._begin(options={"reset_mask": dones})
             rows = torch.from_numpy(np.flatnonzero(dones))
             final = each(lambda part: part.cpu().numpy(), self._tensors(_rows(last, rows)))
             for i, row in enumerate(rows.tolist()):
@@ -184,9 +193,12 @@ class VectorEnvAdapter(VecEnv):
         return seen, rewards.cpu().numpy(), dones, told
 
     def close(self) -> None:
-        """Close the vector environment."""
-        with faults_of(self.name, "when it was closed"):
-            self.vector_env.close()
+        """Close the vector environment; what it raises then is said, since all that was to be done with it is done."""
+        try:
+            with faults_of(self.name, "when it was closed"):
+                self.vector_env.close()
+        except UserError as error:
+            print(f"worldmodels: {error}", file=sys.stderr)
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """An attribute for each of the environments asked for."""
@@ -229,7 +241,10 @@ def _refuse_spaces(name: str, observations: spaces.Space[Any], actions: spaces.S
         UserError: naming the space and what to wrap.
     """
     parts = list(observations.spaces.values()) if isinstance(observations, spaces.Dict) else [observations]
-    if any(isinstance(part, spaces.Box) and (part.shape == () or 0 in part.shape) for part in parts):
+    known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+    if not all(isinstance(part, known) and 0 not in (part.shape or ()) for part in parts) or any(
+        isinstance(part, spaces.Box) and part.shape == () for part in parts
+    ):
         raise UserError(
             f"environment {name} observes {observations}; wrap it so that every part is an array of numbers"
         )

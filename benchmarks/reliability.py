@@ -53,8 +53,9 @@ from hydra_plugins import _worldmodels
 from worldmodels import checkpoints, cli, launch
 from worldmodels.agents import run as agents
 from worldmodels.check import check_env  # noqa: F401
-from worldmodels.config import plain, register, user_error
+from worldmodels.config import plain, register
 from worldmodels.data import episodes
+from worldmodels.logging import progress_bar
 from worldmodels.report import scoreboard_pages  # noqa: F401
 from worldmodels.run import CONFIG, EVALUATION, train_run
 
@@ -105,7 +106,16 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "data.test.episodes=6",
         "evaluation.horizons=[1,2]",
     ),
-    "bare": ("train-agent", "experiment=any", *SMOKE, "core=gru", "trainer.steps=32", "label=x", "net_arch=[]"),
+    "bare": (
+        "train-agent",
+        "experiment=any",
+        *SMOKE,
+        "core=gru",
+        "trainer.steps=32",
+        "label=x",
+        "net_arch=[]",
+        "evaluation.max_steps=500",  # of environments that never end
+    ),
 }
 
 
@@ -301,7 +311,7 @@ def unfinite(folder: Path) -> list[str]:
     """Numbers that are not finite in scores, losses and recorded data."""
     found = []
     for file in folder.rglob(EVALUATION):
-        if re.search(r"\b(NaN|Infinity)\b", file.read_text()):
+        if re.search(r"[:,\[]\s*-?(NaN|Infinity)\b", file.read_text()):
             found.append(file.name)
     for file in folder.rglob("metrics.jsonl"):
         if re.search(r'loss": -?(NaN|Infinity)', file.read_text()):
@@ -790,7 +800,7 @@ def trained(name: str, *words: str) -> int:
         except Exception as error:
             with contextlib.suppress(OSError):
                 path.rmdir()
-            raise user_error(error) or error from None
+            raise launch.in_one_line(error, OPTIONS[name][0]) or error from None
 
     return like_command(OPTIONS[name][0], work)
 
@@ -1050,7 +1060,9 @@ def environment(of: str, draw: random.Random, number: int, folder: Path) -> list
         "check": (f"check {name}", command("check", name)),
     }[of]
     ended = attempt(work, folder, quiet)
-    return [judged(ended, folder, f"worldmodels {what}", names=f"{name}|environment|observation|action|reward")]
+    return [
+        judged(ended, folder, f"worldmodels {what}", names=f"{name}|environment|observation|action|reward|episodes")
+    ]
 
 
 # Machines that have too little, and others at work.
@@ -1280,8 +1292,10 @@ def campaign(seed: int, short: bool, only: str | None) -> dict[str, Any]:
     if {damaged, option, word, unwritable, without_terminal} & makers:
         with pools() as pool:
             list(pool.map(make_base, BASES))
+    bar = progress_bar("trials")
+    task = bar.add_task("", total=len(asked), note="")
     while asked:
-        with pools() as pool:
+        with pools() as pool, bar:
             futures = [pool.submit(trial, seed, *one) for one in asked]
             for future in futures:
                 name, number = asked[0]
@@ -1290,6 +1304,7 @@ def campaign(seed: int, short: bool, only: str | None) -> dict[str, Any]:
                 except BrokenProcessPool:  # the others go on in new processes
                     trials, seconds = [Trial("traceback", "a process of the campaign itself was ended")], 0
                 del asked[0]
+                bar.update(task, advance=1, note=name)
                 counts[name]["seconds"] = round(counts[name]["seconds"] + seconds, 1)
                 for one in trials:
                     counts[name]["tried"] += 1

@@ -232,7 +232,12 @@ def test_seeds_reproduce_a_run(home, tmp_path):
         (["experiment=memory", "+core.num_schemata=2"], "does not take core.num_schemata"),
         (["experiment=memory", "ppo.n_steps=0"], "ppo.n_steps=0; expected a whole number of at least 1"),
         (["experiment=memory", "trainer.device=gpu"], "device 'gpu' cannot be used here"),
-        (["experiment=memory", "ppo.vf_coef=1e39"], "was not finite in the update after 32 steps"),
+        (
+            ["experiment=memory", "ppo.vf_coef=1e39"],
+            "ppo.vf_coef=1e+39; expected numbers between 1e-30 and 1e+30 in size",
+        ),
+        (["experiment=memory", "ppo.n_epochs=10000000000000"], "expected whole numbers of at most 1,099,511,627,776"),
+        (["experiment=memory", "ppo.vf_coef=9e29"], "was not finite in the update after 32 steps"),
     ],
 )
 def test_mistakes_get_one_line(tmp_path, capsys, words, says):

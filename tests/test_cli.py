@@ -161,16 +161,35 @@ def test_a_sweep_scores_what_succeeds_and_reports_what_fails(at_home, capsys):
 
 
 def test_two_runs_never_share_a_folder(at_home):
-    from worldmodels.run import claim, training_in
+    from worldmodels.run import training_in
 
     path = at_home / "runs/claimed"
-    with training_in(path):
-        claim(path, {"a": 1})
-        with pytest.raises(worldmodels.UserError, match="taken by another run"):
-            claim(path, {"a": 2})
-        with pytest.raises(worldmodels.UserError, match="another process is training"), training_in(path):
-            pass
+    with (
+        training_in(path, {"a": 1}),
+        pytest.raises(worldmodels.UserError, match="another process is training"),
+        training_in(path, {"a": 2}),
+    ):
+        pass
+    with pytest.raises(worldmodels.UserError, match="taken by another run"), training_in(path, {"a": 2}):
+        pass
     assert (path / "config.yaml").read_text() == "a: 1\n"
+
+
+@pytest.mark.parametrize("came", [None, "metrics.jsonl", "checkpoints/step_000000000001/meta.json"])
+def test_what_fails_before_anything_came_of_it_gives_its_folder_back(tmp_path, came):
+    from worldmodels.run import training_in
+
+    (tmp_path / "mine.txt").write_text("was there before")
+    with pytest.raises(ZeroDivisionError), training_in(tmp_path, {"a": 1}):
+        (tmp_path / "metrics.jsonl").write_text("")
+        if came:
+            (tmp_path / came).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / came).write_text('{"step": 1}\n')
+        1 / 0  # noqa: B018
+    assert (tmp_path / "config.yaml").exists() == (came is not None) and (tmp_path / "mine.txt").is_file()
+    with pytest.raises(KeyboardInterrupt), training_in(tmp_path / "stopped", {"a": 1}):
+        raise KeyboardInterrupt
+    assert (tmp_path / "stopped/config.yaml").is_file()
 
 
 def test_seeds_reproduce_a_run(at_home):

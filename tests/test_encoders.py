@@ -6,6 +6,8 @@ from hydra.utils import get_class
 
 from worldmodels.check import check_encoder
 from worldmodels.encoders import ENCODERS, CSWMEncoder, SlotAttentionEncoder, VectorEncoder, pixels
+from worldmodels.errors import UserError
+from worldmodels.plugins import build_encoder
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -52,6 +54,12 @@ class Sloppy(torch.nn.Module):
 def test_faults_of_encoders_are_found(fault, says):
     mend = check_encoder(partial(Sloppy, fault=fault)).mend
     assert (says is None and not mend) or says in " ".join(mend)
+
+
+@pytest.mark.parametrize("encoder", ["cswm", "slot_attention", "vector"])
+def test_sizes_of_encoders_have_a_range(encoder):
+    with pytest.raises(UserError, match="encoder.hidden_size=0; expected a whole number of at least 1"):
+        build_encoder({**ENCODERS[encoder], "hidden_size": 0}, (20, 20, 3), 2, 4)
 
 
 def count(module):

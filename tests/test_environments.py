@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from worldmodels.agents.run import make_envs as agent_envs
 from worldmodels.check import check_env
+from worldmodels.cli import main
 from worldmodels.data.collect import collect, collected
 from worldmodels.data.environments import find_spec, make_envs
 from worldmodels.data.origin import origin
@@ -40,7 +42,9 @@ class Strange(gym.Env):
         if fault == "observation":
             seen = seen + np.nan
         reward = {"none": None, "nan": float("nan"), "infinite": float("inf")}.get(fault, 1.0)
-        whole = (seen, reward, self.count >= 4 and self.fault != "endless", False, {})
+        ended = self.count >= 4 and self.fault != "endless"
+        told = {3: "a number is no name"} if self.fault == "info" else {}
+        whole = (seen, reward, np.array([True, False]) if fault == "two" else ended, False, told)
         return whole[:4] if fault == "four" else whole
 
     count = -1
@@ -85,6 +89,32 @@ def test_what_breaks_a_recording_is_told_in_one_line(tmp_path, options, says):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"space": gym.spaces.Box(0, 1, (0,))}, "which holds no numbers"),
+        ({"fault": "no actions"}, "action space Box.* is not supported"),
+    ],
+)
+def test_spaces_without_numbers_are_refused(tmp_path, monkeypatch, env, says):
+    if env.get("fault"):
+        monkeypatch.setattr(Strange, "action_space", gym.spaces.Box(0, 1, (0,)))
+    with pytest.raises(UserError, match=says):
+        collect("Strange-v0", tmp_path / "a", episodes=4, steps=5, env_kwargs=env)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize("processes", [False, True])
+def test_what_no_reader_understands_is_refused_or_left_out_in_other_processes_too(tmp_path, processes):
+    record = partial(collect, "Strange-v0", episodes=4, steps=5, num_envs=2, processes=processes)
+    with pytest.raises(UserError, match="environment Strange-v0.* in step 2"):
+        record(tmp_path / "a", env_kwargs={"fault": "two"})
+    if processes:  # without them Gymnasium itself refuses it
+        assert set(record(tmp_path / "b", env_kwargs={"fault": "info"}).arrays) >= {"observations", "rewards"}
+        assert not [name for name in record(tmp_path / "c", env_kwargs={"fault": "info"}).arrays if "3" in name]
+
+
 @pytest.mark.parametrize(("options", "says"), [(o, s) for o, s in FAULTS if o.get("at") != 0], ids=str)
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 def test_what_breaks_an_agents_experience_is_told_in_one_line(options, says):
@@ -94,6 +124,39 @@ def test_what_breaks_an_agents_experience_is_told_in_one_line(options, says):
         for _ in range(5):
             envs.advance(torch.zeros(2, dtype=torch.int64))
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_first_observations_of_an_agent_are_finite():
+    envs = agent_envs("Strange-v0", 2, {"fault": "observation", "at": 0}, "cpu")
+    with pytest.raises(UserError, match="environment Strange-v0: observations hold nan in reset"):
+        envs.start()
+
+
+def test_what_an_environment_raises_when_it_is_closed_is_said(monkeypatch, capsys):
+    def close(self):
+        raise OSError("it would not")
+
+    envs = agent_envs("Strange-v0", 1, {}, "cpu")
+    monkeypatch.setattr(Strange, "close", close)
+    envs.close()
+    said = "worldmodels: environment Strange-v0 failed when it was closed: OSError: it would not\n"
+    assert capsys.readouterr().err == said
+    monkeypatch.undo()
+
+
+def test_an_environment_that_fails_at_once_leaves_no_run_behind(tmp_path, capsys):
+    words = [
+        "env.id=Strange-v0",
+        "+env.kwargs.fault=four",
+        "size=smoke",
+        "logger.progress=false",
+        "logger.figures=false",
+    ]
+    assert main(["train-agent", *words, "+env.kwargs.at=1", f"run={tmp_path / 'run'}"]) == 2
+    assert "environment Strange-v0 failed in step 1" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert main(["train-agent", *words, "+env.kwargs.at=9", f"run={tmp_path / 'run'}"]) == 0
 
 
 def test_an_agents_environment_without_a_limit_is_given_one():
@@ -115,6 +178,8 @@ def test_an_agents_environment_without_a_limit_is_given_one():
     [
         (gym.spaces.Box(0, 1, ()), gym.spaces.Discrete(2), "every part is an array of numbers"),
         (gym.spaces.Box(0, 1, (0,)), gym.spaces.Discrete(2), "every part is an array of numbers"),
+        (gym.spaces.Text(3), gym.spaces.Discrete(2), "every part is an array of numbers"),
+        (gym.spaces.OneOf([BOX, BOX]), gym.spaces.Discrete(2), "every part is an array of numbers"),
         (BOX, gym.spaces.Discrete(2, start=5), "so that they start at 0"),
         (BOX, gym.spaces.Box(-1, 1, (2, 3)), "so that they are a vector"),
     ],
@@ -190,7 +255,7 @@ def test_what_of_a_dict_is_left_out_is_said(tmp_path, capsys):
 ENVIRONMENT = """
 import gymnasium as gym
 import numpy as np
-from {helper} import SIZE
+from {sizes} import SIZE
 
 class Mine(gym.Env):
     observation_space = gym.spaces.Box(0, 9, (SIZE,), np.float32)
@@ -212,7 +277,7 @@ def test_data_are_found_again_while_the_environments_code_is_as_it_was(tmp_path,
     settings = {"env_id": "mine_env:Mine-v0", "episodes": 2, "steps": 2}
 
     def recorded(value, size, **more):
-        (tmp_path / "mine_env.py").write_text(ENVIRONMENT.format(name="mine_env", helper="mine_sizes", value=value))
+        (tmp_path / "mine_env.py").write_text(ENVIRONMENT.format(name="mine_env", sizes="mine_sizes", value=value))
         (tmp_path / "mine_sizes.py").write_text(f"SIZE = {size}\n")
         for name in ("mine_sizes", "mine_env"):
             sys.modules.pop(name, None)

@@ -461,6 +461,30 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
         checkpoints.load_weights(checkpoints.latest(tmp_path), torch.nn.Linear(2, 2))
 
 
+def test_an_optimizers_state_that_is_not_finite_is_refused(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    checkpoints.save(tmp_path, 1, model, {"optimizer": optimizer.state_dict()})
+    assert checkpoints.restore(tmp_path, torch.nn.Linear(2, 2))[0] == 1
+    optimizer.state[model.bias]["exp_avg_sq"][1] = float("inf")
+    checkpoints.save(tmp_path, 2, model, {"optimizer": optimizer.state_dict()})
+    with pytest.raises(
+        worldmodels.UserError, match=r"step_000000000002.trainer_0\.pt has an optimizer's state that is not"
+    ):
+        checkpoints.restore(tmp_path, torch.nn.Linear(2, 2))
+
+
+def test_weights_larger_than_the_model_are_not_read(tmp_path):
+    checkpoints.save(tmp_path, 1, torch.nn.Linear(2, 2), {})
+    file = checkpoints.latest(tmp_path) / "model.safetensors"
+    with file.open("r+b") as grown:
+        grown.truncate(1 << 35)  # without taking room on the disk
+    with pytest.raises(worldmodels.UserError, match="has 34,359,738,368 bytes"):
+        checkpoints.load_weights(file.parent, torch.nn.Linear(2, 2))
+
+
 def test_checkpoints_without_checksums_are_still_read(tmp_path):
     model = torch.nn.Linear(2, 2)
     checkpoints.save(tmp_path, 1, model, {"x": 1})

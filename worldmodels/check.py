@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .core import RecurrentCore, RuleCore, SpatialCore, State, Tokens, unroll
 from .data.environments import VIEWS, action_spec, find_spec, left_out, make_envs, refuse_not_finite
-from .errors import UserError
+from .errors import UserError, first_line
 
 _STEPS = 12
 _LONG = 1000  # steps in which an episode of random actions should end
@@ -92,8 +92,7 @@ def _collected(problems: list[str], what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a plug-in may raise anything; every kind is a finding
-        lines = str(error).splitlines() or [""]
-        problems.append(f"{what}: {type(error).__name__}: {lines[0]}")
+        problems.append(f"{what}: {type(error).__name__}: {first_line(error)}")
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -216,7 +215,7 @@ def check_encoder(factory: Callable[..., Any]) -> Findings:
             torch.manual_seed(0)
             encoder = factory(shape, K, D)
         except Exception as error:  # a plug-in may raise anything
-            refusals.append(f"observations {shape}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            refusals.append(f"observations {shape}: {type(error).__name__}: {first_line(error)}")
             continue
         with _collected(problems, f"observations {shape}"):
             _check_encoding(encoder, shape)

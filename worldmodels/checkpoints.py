@@ -33,6 +33,7 @@ VERSION = 2
 WITHOUT_CHECKSUMS = 1  # the version before, which is still read
 KEEP = 2
 NEWEST = "newest"
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where PyYAML was built with it: seven times as fast
 _INSTEAD = "remove this checkpoint to use the one before it"
 
 
@@ -173,7 +174,7 @@ def checksum_of(said: dict[str, Any]) -> str:
 def _owner(run: Path) -> str | None:
     """The checksum of what makes a run: its config, but where data lie, how long it trains, how it is scored and shown."""
     try:
-        config = yaml.safe_load(read_plain(run / "config.yaml", 1 << 17))
+        config = yaml.load(read_plain(run / "config.yaml", 1 << 17), _Loader)
         made = {key: value for key, value in config.items() if key not in ("data", "trainer", "evaluation", "logger")}
         return _checksum(json.dumps(made, sort_keys=True).encode())
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
@@ -209,14 +210,14 @@ def read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _read(path: Path, name: str, meta: dict[str, Any]) -> bytes:
-    """A file of a checkpoint, as it was written.
+def _read(path: Path, name: str, meta: dict[str, Any], most: int = 1 << 36) -> bytes:
+    """A file of a checkpoint, as it was written, of so many bytes at most.
 
     Raises:
         UserError: it is not.
     """
     try:
-        data = read_plain(path / name)
+        data = read_plain(path / name, most)
     except OSError as error:
         raise UserError(f"{path / name} cannot be read ({error}); {_INSTEAD}") from error
     if meta["version"] != WITHOUT_CHECKSUMS and meta["files"].get(name) != _checksum(data):
@@ -233,7 +234,8 @@ def load_weights(path: Path, model: nn.Module) -> None:
     meta = read_meta(path)
     if meta.get("run") not in (None, _owner(path.parents[1])):
         raise UserError(f"{path} is of another run than {path.parents[1] / 'config.yaml'}, or this was edited since")
-    data = _read(path, "model.safetensors", meta)
+    most = sum(weight.nbytes for weight in model.state_dict().values()) + (1 << 24)  # and the names
+    data = _read(path, "model.safetensors", meta, most)
     try:
         weights = safetensors.torch.load(data)
         spoilt = [name for name, w in weights.items() if w.is_floating_point() and not bool(torch.isfinite(w).all())]
@@ -275,7 +277,14 @@ def restore(run: Path, model: nn.Module, rank: int = 0, processes: int = 1) -> t
     data = _read(path, name, meta)
     with reading(path / name), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about foreign files; the error says it in one line
-        return int(meta["step"]), torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        moments = state.get("optimizer", {}).get("state", {})
+        finite = all(
+            torch.isfinite(one).all() for of in moments.values() for one in of.values() if torch.is_tensor(one)
+        )
+    if not finite:
+        raise UserError(f"{path / name} has an optimizer's state that is not finite; {_INSTEAD}")
+    return int(meta["step"]), state
 
 
 @contextmanager
@@ -287,7 +296,7 @@ def reading(file: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise UserError(
             f"{file} cannot be read ({type(error).__name__}); it is damaged or not ours, or from another kind of device"
         ) from error

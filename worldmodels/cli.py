@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError, nearest, printable
+from .errors import UserError, first_line, nearest, printable
 
 USAGE = """usage: worldmodels COMMAND [key=value ...] [--debug]
 
@@ -195,7 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
         RuntimeError,
         MemoryError,
     ) as error:
-        said = (str(error) or repr(error)).splitlines()[0]
+        said = first_line(error)
         signs = ("allocate memory", "out of memory", "can't start new thread", "enforce fail")
         full_memory = isinstance(error, MemoryError) or any(sign in said for sign in signs)
         if debug or not (full_memory or name in READING):
@@ -239,8 +239,9 @@ def _parsed(schema: type, words: list[str]) -> Any:
         if missing:
             raise UserError(f"{sorted(missing)[0]}= is missing; see --help")
         return OmegaConf.to_object(merged)
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise UserError(f"{getattr(error, 'full_key', words)}: {str(error).splitlines()[0]}") from error
+    except (OmegaConfBaseException, YAMLError, RecursionError) as error:
+        where = getattr(error, "full_key", " ".join(words)[:100])
+        raise UserError(f"{where}: {first_line(error)}") from error
 
 
 def _train(words: list[str]) -> None:
@@ -472,7 +473,7 @@ def _cores(words: list[str]) -> None:
         try:
             core = get_class(entry["_target_"])
         except (ImportError, ValueError, AttributeError) as error:
-            table.add_row(name, f"cannot be imported: {str(error.__cause__ or error).splitlines()[0]}", "")
+            table.add_row(name, f"cannot be imported: {first_line(error.__cause__ or error)}", "")
             continue
         options = ", ".join(f"{key}={value}" for key, value in options_of(core).items())
         first = next(iter((core.__doc__ or "").strip().splitlines()), "")

@@ -4,7 +4,7 @@ Defaults live in the constructors; the groups ``core``, ``encoder``, ``task``, `
 their signatures, so every option can be set by name and an unknown one is an error. YAML files list differences only.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -152,7 +152,7 @@ def register_cores(*, transitions: bool) -> None:
 def register_experiments(
     folder: Traversable,
     words: Iterable[str] | None = None,
-    encoders: Mapping[str, Iterable[str]] | None = None,
+    encoders: Mapping[str, Collection[str]] | None = None,
 ) -> None:
     """Put ``train.yaml`` and the experiments of a folder where Hydra finds them, those of another folder away.
 
@@ -190,7 +190,7 @@ def register_experiments(
 
 def _register_encoding(
     name: str,
-    encoders: Mapping[str, Iterable[str]],
+    encoders: Mapping[str, Collection[str]],
     whole: dict[str, Any],
     sizes: Mapping[str, dict[str, Any]],
     cores: Mapping[str, Mapping[str, dict[str, Any]]],
@@ -209,7 +209,7 @@ def _register_encoding(
             for core, needed in by_core.items():
                 said[f"-{core}"] = {**needed.get("any", {}), **needed.get(size, {})}
             for of_core, values in said.items():
-                node = {"encoder": {key: value for key, value in values.items() if key in set(known)}}
+                node = {"encoder": {key: value for key, value in values.items() if key in known}}
                 store.store(group=f"encoding/{name}", name=f"{encoder}-{size}{of_core}", node=node, package="_global_")
 
 

@@ -1,6 +1,6 @@
 """Observations to slots."""
 
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .attention import SlotAttention
 from .errors import UserError
+from .ranges import AT_LEAST_ONE, NOT_NEGATIVE
 
 
 @runtime_checkable
@@ -80,9 +81,9 @@ class CSWMEncoder(nn.Module):
         slot_size: int,
         *,
         size: str = "small",
-        hidden_size: int = 512,
-        channels: int | None = None,
-        mixing_layers: int = 0,
+        hidden_size: Annotated[int, AT_LEAST_ONE] = 512,
+        channels: Annotated[int | None, AT_LEAST_ONE] = None,
+        mixing_layers: Annotated[int, NOT_NEGATIVE] = 0,
         maps: str = "sigmoid",
     ):
         super().__init__()
@@ -168,10 +169,10 @@ class SlotAttentionEncoder(nn.Module):
         num_slots: int,
         slot_size: int,
         *,
-        channels: int = 64,
-        num_iterations: int = 3,
-        hidden_size: int = 128,
-        stride: int = 1,
+        channels: Annotated[int, AT_LEAST_ONE] = 64,
+        num_iterations: Annotated[int, AT_LEAST_ONE] = 3,
+        hidden_size: Annotated[int, AT_LEAST_ONE] = 128,
+        stride: Annotated[int, AT_LEAST_ONE] = 1,
     ):
         super().__init__()
         if len(observation_shape) != 3:
@@ -223,7 +224,14 @@ class VectorEncoder(nn.Module):
         hidden_size: width.
     """
 
-    def __init__(self, observation_shape: tuple[int, ...], num_slots: int, slot_size: int, *, hidden_size: int = 128):
+    def __init__(
+        self,
+        observation_shape: tuple[int, ...],
+        num_slots: int,
+        slot_size: int,
+        *,
+        hidden_size: Annotated[int, AT_LEAST_ONE] = 128,
+    ):
         super().__init__()
         if len(observation_shape) == 3:
             raise ValueError(f"observations are {observation_shape}; this encoder takes vectors, use encoder=cswm")
@@ -321,9 +329,9 @@ class ViewEncoder(nn.Module):
         view_shape: tuple[int, ...],
         size: int,
         *,
-        channels: int = 32,
-        hidden_size: int = 256,
-        place_size: int = 0,
+        channels: Annotated[int, AT_LEAST_ONE] = 32,
+        hidden_size: Annotated[int, AT_LEAST_ONE] = 256,
+        place_size: Annotated[int, NOT_NEGATIVE] = 0,
         polar: bool = False,
     ):
         super().__init__()

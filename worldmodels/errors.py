@@ -13,6 +13,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its name where it says nothing."""
+    return (str(error) or repr(error)).splitlines()[0]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error line about an unknown name: the nearest known one, or all of them."""
     known = sorted(known)

@@ -24,7 +24,7 @@ from hydra_plugins import _worldmodels
 
 from . import launcher
 from .config import plain, register, user_error
-from .errors import UserError
+from .errors import UserError, first_line
 from .logging import note, read_metrics
 from .report.tables import show
 from .run import EVALUATION, Run, load_run, longer, read_config, train_run
@@ -369,6 +369,20 @@ def _quoted(word: str) -> str:
     return word
 
 
+def in_one_line(error: Exception, program: str) -> UserError | None:
+    """What to say of an error while a command's words were made into a config; None of one that has another cause."""
+    if line := user_error(error):
+        return line
+    asked = str(getattr(error, "missing_cfg_file", ""))
+    if asked in EXTRAS:
+        return UserError(f"{asked} is not installed; run pip install '.[{EXTRAS[asked]}]' in the checkout")
+    of_job = hasattr(error, "__notes__")  # see launcher.portable
+    if of_job or not isinstance(error, (TypeError, ValueError, AttributeError, RecursionError)):
+        return None
+    said = f"{type(error).__name__}: {first_line(error)}"
+    return UserError(f"these words make no config ({said}); see worldmodels {program} --help")
+
+
 def _hydra(words: Sequence[str], task: Callable[[DictConfig], Any], program: str) -> None:
     before, path_before = sys.argv, list(sys.path)  # Hydra leaves a mark on both
     full_error = os.environ.get("HYDRA_FULL_ERROR")
@@ -379,16 +393,7 @@ def _hydra(words: Sequence[str], task: Callable[[DictConfig], Any], program: str
             task
         )()  # all is registered
     except Exception as error:
-        line = user_error(error)
-        asked = str(getattr(error, "missing_cfg_file", ""))
-        if asked in EXTRAS:
-            line = UserError(f"{asked} is not installed; run pip install '.[{EXTRAS[asked]}]' in the checkout")
-        told = isinstance(error, UserError) or hasattr(error, "__notes__")  # of a job: see launcher.portable
-        if line is None and not told and isinstance(error, (TypeError, ValueError, AttributeError, RecursionError)):
-            said = (str(error).splitlines() or [""])[0]
-            line = UserError(
-                f"these words make no config ({type(error).__name__}: {said}); see worldmodels {program} --help"
-            )
+        line = in_one_line(error, program)
         if line is None:
             raise
         raise line from error

@@ -12,7 +12,7 @@ from hydra.utils import get_class
 from omegaconf import MISSING
 
 from .core import RecurrentCore, Tokens, unroll
-from .errors import UserError, nearest
+from .errors import UserError, first_line, nearest
 from .ranges import AT_LEAST_ONE, check_ranges, check_types
 
 logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # what get_class raises says it all
@@ -61,7 +61,7 @@ def constructor(what: str, config: Mapping[str, Any]) -> Any:
     try:
         return get_class(path)
     except (ImportError, ValueError, AttributeError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
+        reason = first_line(error.__cause__ or error)
         raise UserError(f"{what}._target_={path} cannot be imported: {reason}") from error
 
 
@@ -79,10 +79,11 @@ def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any
             more_known = ("num_slots", "slot_size") if what == "core" else ()
             raise UserError(f"{target.__name__} does not take {what}.{key}; {nearest(key, (*known, *more_known))}")
     check_types(what, target, options)
+    check_ranges(what, target, options)
     try:
         return target(*sizes, **options)
     except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError, AttributeError) as error:
-        raise UserError(f"{what} {target.__name__}: {(str(error) or repr(error)).splitlines()[0]}") from error
+        raise UserError(f"{what} {target.__name__}: {first_line(error)}") from error
 
 
 def build_encoder(
@@ -111,7 +112,7 @@ def build_encoder(
             slots = encoder.eval()(seen)  # in training it might take a mean over what it has seen
             encoder.train()
     except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
-        line = (str(error) or repr(error)).splitlines()[0]
+        line = first_line(error)
         raise UserError(f"encoder {name} cannot take observations {observation_shape}: {line}") from error
     if tuple(slots.shape) != (1, num_slots, slot_size):
         raise UserError(f"encoder {name} makes slots {tuple(slots.shape[1:])}; expected {(num_slots, slot_size)}")
@@ -155,7 +156,7 @@ def build_core(
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             unroll(core, Tokens(torch.zeros(2, 1, num_tokens, token_size), positions), core.initial_state(1))
     except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
-        line = (str(error) or repr(error)).splitlines()[0]
+        line = first_line(error)
         raise UserError(f"core {type(core).__name__} cannot take a step of {num_tokens} tokens: {line}") from error
     return core
 

@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -33,6 +34,11 @@ class Range:
         return low if self.most == math.inf else f"{low} and at most {self.most:,}"
 
 
+LARGEST = 2**40
+"""Of whole numbers; more steps, rows or units than these are a slip."""
+SIZES = (1e-30, 1e30)
+"""Between which other numbers lie, or are 0."""
+
 AT_LEAST_ONE = Range(1)
 NOT_NEGATIVE = Range(0)
 POSITIVE = Range(above=0)
@@ -52,8 +58,7 @@ def check_ranges(what: str, target: Any, values: Mapping[str, Any]) -> None:
     Raises:
         UserError: naming the first.
     """
-    function = target.__init__ if inspect.isclass(target) and not is_dataclass(target) else target
-    for name, hint in get_type_hints(function, include_extras=True).items():
+    for name, hint in _hints(target).items():
         if name not in values:
             continue
         value, key = values[name], f"{what}.{name}" if what else name
@@ -73,6 +78,26 @@ def _check(key: str, value: Any, one: Any, kind: Any, allowed: Range) -> None:
     number = isinstance(one, int if whole else (int, float)) and not isinstance(one, bool)
     if not number or one not in allowed:
         raise UserError(f"{key}={value}; expected {'a whole number' if whole else 'a number'} {allowed}")
+    _refuse_size(key, one)
+
+
+def _refuse_size(key: str, value: Any) -> None:
+    """Refuse numbers, or lists with numbers, that are too large or too small to compute with."""
+    for one in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(one, (list, tuple)):
+            _refuse_size(key, one)
+        elif isinstance(one, int) and abs(one) > LARGEST:
+            raise UserError(f"{key}={value}; expected whole numbers of at most {LARGEST:,}")
+        elif isinstance(one, float) and one and math.isfinite(one) and not SIZES[0] <= abs(one) <= SIZES[1]:
+            raise UserError(f"{key}={value}; expected numbers between {SIZES[0]:g} and {SIZES[1]:g} in size, or 0")
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    function = target.__init__ if inspect.isclass(target) and not is_dataclass(target) else target
+    try:
+        return get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError):  # a plug-in's annotations may name what is not there at run time
+        return {}
 
 
 def check_types(what: str, target: Any, values: Mapping[str, Any]) -> None:
@@ -87,19 +112,23 @@ def check_types(what: str, target: Any, values: Mapping[str, Any]) -> None:
     Raises:
         UserError: naming the first.
     """
-    function = target.__init__ if inspect.isclass(target) else target
-    try:
-        hints = get_type_hints(function)
-    except (NameError, TypeError, AttributeError):  # a plug-in's annotations may name what is not there at run time
-        return
-    parameters = inspect.signature(target).parameters
+    hints, parameters = _hints(target), inspect.signature(target).parameters
     for name, value in values.items():
         hint = hints.get(name, Any)
+        hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        _refuse_size(f"{what}.{name}", value)
         if not _fits(value, hint) and not (name in parameters and value == parameters[name].default):
             raise UserError(f"{what}.{name}={value!r}; expected {_words(hint)}")
 
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+_WORDS = {
+    Path: "a path",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+}
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -110,7 +139,7 @@ def _fits(value: Any, hint: Any) -> bool:
         number = isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
         return number and math.isfinite(value)
     if hint in _WORDS:
-        return isinstance(value, hint)
+        return isinstance(value, (str, Path) if hint is Path else hint)
     if origin in (list, tuple, Sequence):
         kinds = [one for one in inside if one is not Ellipsis]
         return isinstance(value, (list, tuple)) and all(any(_fits(one, kind) for kind in kinds) for one in value)

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from . import checkpoints
 from .config import TrainConfig, plain
 from .data.episodes import Episodes
-from .errors import UserError, printable
+from .errors import UserError, first_line, printable
 from .logging import read_metrics
 from .plugins import build, constructor, core_builder, options_of
 from .ranges import check_ranges
 from .tasks import TASKS, Task
-from .training import TrainerSettings, check_settings, fit, make_fabric
+from .training import TrainerSettings, check_settings, fit, make_fabric, use_threads
 from .trust import remember, trusting, vet
 
 CONFIG = "config.yaml"
@@ -71,30 +71,45 @@ def _refuse_what_is_not_read(path: str, sections: tuple[str, ...], config: Mappi
 
 
 @contextlib.contextmanager
-def training_in(path: Path) -> Iterator[None]:
-    """Keep other processes from training in a run's folder meanwhile.
+def training_in(path: Path, config: Mapping[str, Any], *, resume: bool = False) -> Iterator[None]:
+    """Keep other processes from training in a run's folder meanwhile, and have its config.yaml say what is trained.
+
+    A new run that fails before it has logged a line or written a checkpoint takes back what it wrote there, so that the
+    corrected command can have the folder. What is interrupted stays, to be gone on with.
+
+    Args:
+        path: the run's folder.
+        config: what is trained there.
+        resume: it holds the run already; of its config the number of steps may have changed.
 
     Raises:
-        UserError: one is.
+        UserError: another process is training there, or it holds a run.
     """
     path.mkdir(parents=True, exist_ok=True)
+    before = set(path.iterdir())
     lock = FileLock(path / ".lock")
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise UserError(f"another process is training in {path}; wait for it, or choose another folder") from error
     try:
-        yield
+        if resume:
+            _note_steps(path, config)
+        else:
+            _claim(path, config)
+        try:
+            yield
+        except Exception:
+            if not resume and checkpoints.latest(path) is None and not read_metrics(path):
+                for file in set(path.iterdir()) - before:
+                    if file.is_file():
+                        file.unlink()
+            raise
     finally:
         lock.release()
 
 
-def claim(path: Path, config: Mapping[str, Any]) -> None:
-    """Make a folder in which nobody else trains ours, by writing its config, whole or not at all.
-
-    Raises:
-        UserError: it holds a run.
-    """
+def _claim(path: Path, config: Mapping[str, Any]) -> None:
     if (path / CONFIG).exists():
         raise UserError(f"{path} was taken by another run this moment; choose another folder with run=")
     checkpoints.write_aside(path / CONFIG, OmegaConf.to_yaml(OmegaConf.create(dict(config))).encode())
@@ -118,8 +133,7 @@ def longer(path: Path, config: Mapping[str, Any], steps: str) -> dict[str, Any]:
     return {**config, "trainer": {**config["trainer"], "steps": number}}
 
 
-def note_steps(path: Path, config: Mapping[str, Any]) -> None:
-    """Write into a run's saved config how many steps it is to take, if these are others than before."""
+def _note_steps(path: Path, config: Mapping[str, Any]) -> None:
     saved = _read_yaml(path / CONFIG)
     if saved["trainer"].get("steps") != config["trainer"]["steps"]:
         saved["trainer"]["steps"] = config["trainer"]["steps"]
@@ -246,8 +260,7 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
     settings = TrainerSettings(**config["trainer"])
     fabric = make_fabric(settings.accelerator, settings.precision)
     check_settings(settings, fabric.world_size)
-    if settings.threads > 0:  # for collecting data as well
-        torch.set_num_threads(settings.threads)
+    use_threads(settings.threads)  # for collecting data as well
     path = Path(fabric.broadcast(str(path)))
     quiet = not config["logger"]["progress"] or not fabric.is_global_zero
     found = _with_data_as_found(config)
@@ -269,11 +282,8 @@ def train_run(config: Mapping[str, Any], path: Path, *, resume: bool = False) ->
         scores = task.evaluate(model.eval(), settings.evaluate_episodes)["scores"]
         return {f"{task.tags[1]}/{name}": value for name, value in scores.items()}
 
-    with training_in(path) if fabric.is_global_zero else contextlib.nullcontext():
-        if not resume and fabric.is_global_zero:
-            claim(path, {**config, "model": about})
-        elif fabric.is_global_zero:
-            note_steps(path, config)
+    held = training_in(path, {**config, "model": about}, resume=resume)
+    with held if fabric.is_global_zero else contextlib.nullcontext():
         fit(
             model,
             losses,
@@ -315,8 +325,7 @@ def collect_data(config: Mapping[str, Any]) -> None:
     Raises:
         UserError: see the task.
     """
-    if config["trainer"]["threads"] > 0:
-        torch.set_num_threads(config["trainer"]["threads"])
+    use_threads(config["trainer"]["threads"])
     build_task(config).collect(quiet=not config["logger"]["progress"])
 
 
@@ -439,7 +448,7 @@ def read_saved(path: Path, schema: type) -> dict[str, Any]:
     except UserError:
         raise
     except (OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _not_ours(path / CONFIG, (str(error) or repr(error)).splitlines()[0]) from error
+        raise _not_ours(path / CONFIG, first_line(error)) from error
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
@@ -464,7 +473,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     except UserError:
         raise
     except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, TypeError, RecursionError) as error:
-        raise _not_ours(file, (str(error) or repr(error)).splitlines()[0]) from error
+        raise _not_ours(file, first_line(error)) from error
     if not isinstance(saved, dict):
         raise _not_ours(file, f"it holds a {type(saved).__name__}")
     return {str(key): value for key, value in saved.items()}

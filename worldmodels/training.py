@@ -86,6 +86,12 @@ def learning_rate(step: int, settings: TrainerSettings) -> float:
     return settings.learning_rate * warm * 0.5 * (1.0 + math.cos(math.pi * step / settings.steps))
 
 
+def use_threads(number: int) -> None:
+    """Compute on so many CPU threads, not more than there are cores; with 0 on as many as before."""
+    if number:
+        torch.set_num_threads(min(number, os.cpu_count() or 1))
+
+
 def make_fabric(accelerator: str = "auto", precision: str = "32-true") -> Any:
     """Lightning Fabric on one device, or on the processes that torchrun started; see ``TrainerSettings``.
 
@@ -152,8 +158,7 @@ def fit(
         UserError: settings that cannot work, a loss that is not finite.
     """
     check_settings(settings, fabric.world_size)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    use_threads(settings.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     device = fabric.device
     torch.manual_seed(seed * 1_000_003 + fabric.global_rank)

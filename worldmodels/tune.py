@@ -17,7 +17,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from .errors import UserError, nearest
+from .errors import UserError, first_line, nearest
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -174,7 +174,7 @@ def _distribution(word: Override) -> "BaseDistribution":
             return between(points[0], points[-1], step=abs(value.step))
         return CategoricalDistribution(list(word.sweep_string_iterator()))
     except (ValueError, IndexError) as error:
-        raise UserError(f"{word.input_line}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{word.input_line}: {first_line(error)}") from error
 
 
 def _error(result: Any) -> Exception:

@@ -114,6 +114,8 @@ def collect(
         space = next((space[name] for name in ("image", "views") if name in space.spaces), space)
     if not isinstance(space, (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
         raise UserError(f"{env_id} observes {space}; expected a picture, a vector, or a Dict with one of them")
+    if 0 in (space.shape or ()):
+        raise UserError(f"{env_id} observes {space}, which holds no numbers; expected one at least")
     row_bytes = math.prod(space.shape or ()) * np.dtype(space.dtype).itemsize
     num_envs = max(1, min(num_envs, _BUFFER_BYTES // max(1, row_bytes * (limit + 1))))
     envs = make_envs(
@@ -173,6 +175,8 @@ def collected(
     digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:10]
     name = re.sub(r"[^A-Za-z0-9]+", "-", settings["env_id"]).strip("-")
     folders = [folder] if isinstance(folder, (str, Path)) else folder
+    if not folders:
+        raise UserError("no folder was named in which data are kept; name one, like data")
     places = [Path(one) / f"{name}-{label}-{digest}" for one in folders]
     path = next((place for place in places if place.exists()), places[0])
     if path.exists() and not fresh:
@@ -240,7 +244,7 @@ def _record(
     seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(B)]
     with faults_of(env_id, "in its first reset"):
         raw, info = envs.reset(seed=seed) if ours else envs.reset(seed=seeds)  # type: ignore[arg-type]
-    buffers, step = _Buffers(B, limit, resize), 0
+    buffers, step, info = _Buffers(B, limit, resize), 0, _named(info)
     buffers.begin(np.ones(B, dtype=bool), raw, info)
     fresh = np.zeros(B, dtype=bool)  # NEXT_STEP: this step only starts the next episode
     while quota.any():
@@ -248,12 +252,20 @@ def _record(
         if mode == AutoresetMode.DISABLED and fresh.any():
             with faults_of(env_id, f"in a reset after step {step}"):
                 raw, info = envs.reset(options={"reset_mask": fresh})
+            info = _named(info)
             buffers.begin(fresh, raw, info)
             fresh = np.zeros(B, dtype=bool)
             continue
         step += 1
         with faults_of(env_id, f"in step {step}"):
             raw, rewards, terminated, truncated, info = envs.step(actions)
+        info = _named(info)
+        told = {"rewards": rewards, "terminated": terminated, "truncated": truncated}
+        for name, value in told.items():
+            if _numpy(value).shape != (B,):
+                raise UserError(
+                    f"environment {env_id}: {name} in step {step} have the shape {_numpy(value).shape}; expected {(B,)}"
+                )
         terminated, truncated = _numpy(terminated).astype(bool), _numpy(truncated).astype(bool)
         done = terminated | truncated
         if mode == AutoresetMode.SAME_STEP and done.any():
@@ -285,6 +297,11 @@ def _record(
             buffers.begin(done, raw, info)
         else:
             fresh = done
+
+
+def _named(info: dict[Any, Any]) -> dict[str, Any]:
+    """What an environment tells under a name; other keys have no place in a data set."""
+    return {key: value for key, value in info.items() if isinstance(key, str)}
 
 
 def _final(raw: Any, info: dict[str, Any], done: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -19,7 +19,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from .. import envs as _our_envs  # noqa: F401  registers worldmodels/... ids
-from ..errors import UserError
+from ..errors import UserError, first_line
 
 OUR_NAMESPACE = "worldmodels/"
 VIEWS = ("views", "positions", "mask")  # the entries of an observation that is a set of local views
@@ -188,8 +188,8 @@ def as_picture(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
 def refused(env_id: str, kwargs: Mapping[str, Any], error: Exception) -> UserError:
     """What to say of an environment that cannot be made."""
     usual = isinstance(error, (TypeError, ValueError, AssertionError, gym.error.Error))
-    kind = "" if usual and str(error) else f"{type(error).__name__} "
-    return UserError(f"environment {env_id!r} with {dict(kwargs)}: {kind}{(str(error).splitlines() or [''])[0]}")
+    kind = "" if usual else f"{type(error).__name__} "
+    return UserError(f"environment {env_id!r} with {dict(kwargs)}: {kind}{first_line(error)}")
 
 
 def left_out(envs: VectorEnv[Any, Any, Any]) -> list[str]:
@@ -217,7 +217,7 @@ def faults_of(env: str, when: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # a stranger's environment may raise anything
-        line = (str(error).splitlines() or [""])[0]
+        line = first_line(error)
         raise UserError(f"environment {env} failed {when}: {type(error).__name__}: {line}") from error
 
 
@@ -237,7 +237,7 @@ def action_spec(space: gym.Space[Any], actions_per_object: int | None = None) ->
     """An action space in JSON: what a manifest says and a model is built from.
 
     Raises:
-        UserError: not Discrete, MultiDiscrete or Box.
+        UserError: not Discrete, MultiDiscrete or Box, or one without numbers.
     """
     if isinstance(space, gym.spaces.Discrete):
         if space.start != 0:
@@ -248,7 +248,7 @@ def action_spec(space: gym.Space[Any], actions_per_object: int | None = None) ->
         return spec
     if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1 and not space.start.any():
         return {"kind": "discrete", "sizes": [int(n) for n in space.nvec]}
-    if isinstance(space, gym.spaces.Box):
+    if isinstance(space, gym.spaces.Box) and 0 not in space.shape:
         return {"kind": "box", "sizes": [int(np.prod(space.shape))]}
     raise UserError(f"action space {space} is not supported; expected Discrete, MultiDiscrete or Box")
 

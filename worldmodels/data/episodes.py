@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .arrays import Array, OnDisk, budget, fitting, place
 
 FORMAT = "worldmodels episodes"
@@ -239,7 +239,7 @@ def _checked(manifest: Mapping[str, Any]) -> dict[str, _Entry]:
 
 
 def _said(error: Exception) -> str:
-    return f"it lacks {error}" if isinstance(error, KeyError) else (str(error) or repr(error)).splitlines()[0]
+    return f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)
 
 
 def _open_array(folder: Path, entry: _Entry, verify: bool, mapped: bool) -> Array:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .episodes import Episodes, EpisodesWriter
 
 
@@ -45,7 +45,7 @@ def import_cswm(
                 writer.append(_episode(f"{file}, episode {name}", episodes[name], action_size))
     except OSError as error:
         if isinstance(error, FileNotFoundError) or not error.errno:
-            raise UserError(f"{file} cannot be read as HDF5 ({str(error).splitlines()[0]})") from error
+            raise UserError(f"{file} cannot be read as HDF5 ({first_line(error)})") from error
         raise
     return Episodes.load(path, verify=False)
 

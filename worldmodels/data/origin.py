@@ -88,6 +88,8 @@ def _imports(text: bytes, package: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
+            if base.partition(".")[0] in _EVERYWHERE:
+                continue
             inside = [f"{base}.{alias.name}" for alias in node.names]
             modules = [name for name in inside if _file(name) is not None]
             names += modules if len(modules) == len(inside) else [*modules, base]

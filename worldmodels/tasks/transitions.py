@@ -144,9 +144,11 @@ class Transitions:
         needed = self.burn_in + max(self.horizons)
         enough = int((test.lengths >= needed).sum())
         if enough < 2:
+            longest = int(test.lengths.max()) - self.burn_in
+            mend = f"like evaluation.horizons=[{longest}]" if longest > 0 else "or data with longer episodes"
             raise UserError(
                 f"{enough} of {len(test)} test episodes reach the {needed} steps that evaluation.horizons={self.horizons} "
-                f"need (the longest has {int(test.lengths.max())}); give smaller horizons, like evaluation.horizons=[1,5]"
+                f"need (the longest has {int(test.lengths.max())}); give smaller horizons, {mend}"
             )
         return about
 
