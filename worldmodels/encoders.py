@@ -376,6 +376,50 @@ def halved(size: int, times: int) -> int:
     return -(-size // 2**times)
 
 
+SYMBOL_ENCODERS = ("convolutions", "perceptron", "random")
+
+
+class SymbolEncoder(nn.Module):
+    """ESBN's encoder of a symbol, 32 x 32 and grey, to a vector (Webb et al. 2021, appendix A.3.1, and Tables 15 to 18).
+
+    "convolutions": three of 32 channels, 4 x 4 with stride 2, then layers of 256 and of ``size`` units, each with ReLU.
+    "perceptron": layers of 512, 256 and ``size`` units with ReLU. "random": one linear map that is not trained. Of the last
+    two the sizes are ours; the paper's are not in its text.
+
+    Args:
+        kind: one of the three.
+        size: of the vector.
+    """
+
+    def __init__(self, kind: str = "convolutions", size: Annotated[int, AT_LEAST_ONE] = 128):
+        super().__init__()
+        if kind not in SYMBOL_ENCODERS:
+            raise ValueError(f"kind is {kind!r}; expected one of {', '.join(SYMBOL_ENCODERS)}")
+        self.size = size
+        layers: list[nn.Module]
+        if kind == "convolutions":
+            layers = [nn.Conv2d(1, 32, 4, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 4, 2, 1), nn.ReLU()]
+            layers += [nn.Conv2d(32, 32, 4, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 256), nn.ReLU()]
+            layers += [nn.Linear(256, size), nn.ReLU()]
+        elif kind == "perceptron":
+            layers = [nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU()]
+            layers += [nn.Linear(256, size), nn.ReLU()]
+        else:
+            layers = [nn.Flatten(), nn.Linear(1024, size)]
+        self.layers = nn.Sequential(*layers)
+        for layer in layers:
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+        if kind == "random":
+            self.requires_grad_(False)
+
+    def forward(self, symbols: UInt8[Tensor, "B H W"]) -> Float[Tensor, "B F"]:
+        """Vectors of a batch of symbols."""
+        vectors: Tensor = self.layers(symbols[:, None] / 255.0)
+        return vectors
+
+
 ENCODERS = {
     "cswm": {"_target_": "worldmodels.encoders.CSWMEncoder"},
     "slot_attention": {"_target_": "worldmodels.encoders.SlotAttentionEncoder"},

@@ -1,11 +1,15 @@
 """Networks around a core that reads a sequence, or a set of slots, and is asked for one answer."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from ..core import RecurrentCore, State, Tokens, unroll
 from ..cores.entnet import OutputModule
+from ..cores.esbn import TemporalContextNorm
 from ..data import sequences as data
+from ..encoders import SymbolEncoder
 
 
 class SequenceSum(nn.Module):
@@ -111,3 +115,54 @@ class StoryReader(nn.Module):
         memory = memory[:, :, None].expand(T, B, len(query), K, D).flatten(0, 2)
         scores: Tensor = self.answer(query.expand(T, B, *query.shape).flatten(0, 2), memory)
         return scores.unflatten(0, (T, B, len(query)))
+
+
+class SymbolReader(nn.Module):
+    """A core that is shown symbols one after another; a linear readout of all slots after the last chooses an answer.
+
+    Every symbol that may occur is encoded once for a batch, however often it does.
+
+    Args:
+        core: a core with a state.
+        encoder: of a symbol.
+        symbols: ``(n, 32, 32)`` uint8, kept with the weights.
+        answers: from how many one is chosen.
+        segments: the steps at which stretches begin that are normalised apart; None for no normalisation over time.
+    """
+
+    def __init__(
+        self,
+        core: RecurrentCore,
+        encoder: SymbolEncoder,
+        symbols: Tensor,
+        answers: int,
+        segments: Sequence[int] | None,
+    ):
+        super().__init__()
+        self.core: RecurrentCore
+        self.symbols: Tensor
+        self.core, self.encoder = core, encoder
+        self.register_buffer("symbols", symbols.clone())
+        self.segments = segments
+        self.norm = None if segments is None else TemporalContextNorm(encoder.size)
+        self.readout = nn.Linear(core.num_slots * core.slot_size, answers)
+
+    def tokens(self, problems: Tensor, used: Tensor | None = None) -> Tokens:
+        """Problems as a core reads them, ``(T, B, 1, F)``; see ``forward``."""
+        vectors = self.encoder(self.symbols if used is None else self.symbols[used])[problems.t()]
+        if self.norm is not None and self.segments is not None:
+            starts = torch.zeros(problems.t().shape, dtype=torch.bool, device=problems.device)
+            starts[list(self.segments)] = True
+            vectors = self.norm(vectors, starts)
+        return Tokens(vectors[:, :, None])
+
+    def forward(self, problems: Tensor, used: Tensor | None = None) -> Tensor:
+        """Scores of the answers, ``(B, answers)``.
+
+        Args:
+            problems: ``(B, T)``, numbers of symbols, or with ``used`` numbers of its entries.
+            used: ``(U,)``, numbers of the symbols that may occur; None for all.
+        """
+        slots, _ = unroll(self.core, self.tokens(problems, used), self.core.initial_state(len(problems)))
+        scores: Tensor = self.readout(slots[-1].flatten(1))
+        return scores

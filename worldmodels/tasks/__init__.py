@@ -20,6 +20,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "adding": {"_target_": "worldmodels.tasks.adding.Adding"},
     "arithmetic": {"_target_": "worldmodels.tasks.arithmetic.CoordinateArithmetic"},
     "gridworld": {"_target_": "worldmodels.tasks.gridworld.GridWorld"},
+    "relations": {"_target_": "worldmodels.tasks.relations.Relations"},
 }
 
 Batch = Any
