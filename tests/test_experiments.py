@@ -25,12 +25,13 @@ AGENTS = CONFIGS / "agents"
 WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "rules", "mlp"}
 REFUSED = {  # which cores cannot do what an experiment asks
     **dict.fromkeys(("any", "block_physics", "shapes", "atari"), {"esbn"}),
-    **dict.fromkeys(("adding", "gridworld"), WITHOUT_STATE),
+    **dict.fromkeys(("adding", "gridworld", "relations"), WITHOUT_STATE),
     "arithmetic": set(CORES) - {"snps", "pnps", "routing"},
     **dict.fromkeys(("views", "balls_crops", "skirmish", "flatland"), WITHOUT_STATE - {"mlp"}),
 }
 NAMED = {"any": ["env.id=CartPole-v1", "encoder=vector"], "views": ["task.env_id=worldmodels/Skirmish-v0"]}
 NAMED["views"] += ["+task.env_kwargs.observation=units", "+task.env_kwargs.scenario=2m", "task.polar=true"]
+ABOUT = {"relations": {"num_symbols": 100}}  # what a task without an environment says of its data
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_every_core_builds(composed, few_environments, name, size):
         check_settings(TrainerSettings(**config["trainer"]))
         try:
             task = build_task(config)
-            about = seen(config["env"]["id"]) if "env" in task.sections else {}
+            about = seen(config["env"]["id"]) if "env" in task.sections else ABOUT.get(name, {})
             drawn = "env_id" in config["task"]  # models of views look at numbers while they are built
             with torch.device("cpu" if drawn else "meta"):
                 model = task.model(core_builder(config["core"]), about)

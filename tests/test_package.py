@@ -50,14 +50,28 @@ LAYERS = [
     },
     {
         f"worldmodels.data.{name}"
-        for name in ("arrays", "episodes", "environments", "origin", "collect", "importers", "sequences", "views")
+        for name in (
+            "arrays",
+            "episodes",
+            "environments",
+            "origin",
+            "collect",
+            "importers",
+            "sequences",
+            "views",
+            "symbols",
+            "relations",
+        )
     },
     {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},
     {f"worldmodels.models.{name}" for name in ("world_model", "views", "sequence")},
     {"worldmodels.ranking", "worldmodels.seeing", "worldmodels.logging", "worldmodels.training", "worldmodels.report"},
     {f"worldmodels.report.{name}" for name in ("figures", "tables", "transitions", "choices", "views")},
     {"worldmodels.tasks"},
-    {f"worldmodels.tasks.{name}" for name in ("transitions", "views", "adding", "arithmetic", "gridworld")},
+    {
+        f"worldmodels.tasks.{name}"
+        for name in ("transitions", "views", "adding", "arithmetic", "gridworld", "relations")
+    },
     {"worldmodels.config", "worldmodels.trust"},
     {"worldmodels.run"},
     {"worldmodels.launcher", "worldmodels.tune", "worldmodels.report.scoreboard"},

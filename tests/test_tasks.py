@@ -374,7 +374,7 @@ def test_options_that_cannot_work_are_refused():
 
 # Runs.
 
-EXPERIMENTS = [("adding", "scoff"), ("arithmetic", "snps"), ("gridworld", "entnet")]
+EXPERIMENTS = [("adding", "scoff"), ("arithmetic", "snps"), ("gridworld", "entnet"), ("relations", "esbn")]
 
 
 @pytest.fixture(scope="module")

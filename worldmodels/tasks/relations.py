@@ -93,7 +93,7 @@ class Relations:
     name = "relations"
     sections = ()
     tags = ("task", "task/score")
-    unit = "problems"
+    unit = "sequences"
 
     def __init__(
         self,
