@@ -1082,10 +1082,10 @@ def two_at_once(of: str, draw: random.Random, number: int, folder: Path) -> list
     verdicts = [verdict(one) for one in ended]
     if not set(verdicts) <= {"survived", "refused"}:
         result = next(one for one in verdicts if one not in GOOD)
-    elif "survived" not in verdicts:
-        result = "lost"
+    elif not differences(reference["contents"], contents(folder)):
+        result = "survived"  # of two sweeps each may have been refused a run, which the other then made
     else:
-        result = "silent" if differences(reference["contents"], contents(folder)) else "survived"
+        result = "silent" if "survived" in verdicts else "lost"
     return [Trial(result, what, "" if result in GOOD else "\n".join(map(said, ended)))]
 
 
