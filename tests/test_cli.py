@@ -439,10 +439,8 @@ def test_a_run_goes_on_after_its_end(tmp_path, monkeypatch, capsys):
         ("objective.hinge_on=abc", "hinge_on is 'abc'"),
         ("core._target_=0.5", "core._target_ is 0.5"),
         ("encoder._target_=[0,0]", "encoder._target_ is [0, 0]"),
-        (
-            "encoder=slot_attention encoder.stride=0",
-            "encoder SlotAttentionEncoder cannot take observations (50, 50, 3)",
-        ),
+        ("encoder=slot_attention encoder.stride=0", "encoder.stride=0; expected a whole number of at least 1"),
+        ("env.resize=[4,4]", "pictures are 4x4; the small encoder needs at least 10x10"),
         ("encoder.num_slots=0", "encoder.num_slots=0; expected a whole number of at least 1"),
         ("core._target_=nothere.Core", "cannot be imported"),
     ],

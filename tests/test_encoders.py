@@ -62,6 +62,15 @@ def test_sizes_of_encoders_have_a_range(encoder):
         build_encoder({**ENCODERS[encoder], "hidden_size": 0}, (20, 20, 3), 2, 4)
 
 
+def test_an_encoder_is_tried_before_training(monkeypatch):
+    def forward(self, observations):
+        raise RuntimeError("not these\nfor many reasons")
+
+    monkeypatch.setattr(CSWMEncoder, "forward", forward)
+    with pytest.raises(UserError, match=r"encoder CSWMEncoder cannot take observations \(20, 20, 3\): not these$"):
+        build_encoder(ENCODERS["cswm"], (20, 20, 3), 2, 4)
+
+
 def count(module):
     return sum(p.numel() for p in module.parameters())
 

@@ -371,13 +371,13 @@ def _quoted(word: str) -> str:
 
 def in_one_line(error: Exception, program: str) -> UserError | None:
     """What to say of an error while a command's words were made into a config; None of one that has another cause."""
-    if line := user_error(error):
-        return line
     asked = str(getattr(error, "missing_cfg_file", ""))
     if asked in EXTRAS:
         return UserError(f"{asked} is not installed; run pip install '.[{EXTRAS[asked]}]' in the checkout")
-    of_job = hasattr(error, "__notes__")  # see launcher.portable
-    if of_job or not isinstance(error, (TypeError, ValueError, AttributeError, RecursionError)):
+    if line := user_error(error):
+        return line
+    told = isinstance(error, UserError) or hasattr(error, "__notes__")  # of a job: see launcher.portable
+    if told or not isinstance(error, (TypeError, ValueError, AttributeError, RecursionError)):
         return None
     said = f"{type(error).__name__}: {first_line(error)}"
     return UserError(f"these words make no config ({said}); see worldmodels {program} --help")

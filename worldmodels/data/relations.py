@@ -6,6 +6,7 @@ problems of five symbols as it says: 480 of RMTS, 360 of distribution-of-three, 
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -89,6 +90,7 @@ RULES = {
 }
 
 
+@lru_cache(maxsize=8)
 def problems(
     rule: str, num_symbols: int, withheld: int, train_size: int, test_size: int, train_seed: int, test_seed: int
 ) -> tuple[Problems, Problems]:
