@@ -2,7 +2,7 @@
 
 python benchmarks/growth.py [--minutes 10] [--jobs 2] [--out growth.json]
 
-Each command trains or records until it is ended; it evaluates, writes checkpoints and draws figures on its way. Its own
+Each command trains or records until it is ended; it evaluates and writes checkpoints on its way. Its own
 resident memory (without mapped files) and its open descriptors are read every second from /proc, so this needs Linux.
 """
 

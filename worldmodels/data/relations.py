@@ -5,7 +5,6 @@ leaves open, which symbols are offered as answers and what makes two problems di
 problems of five symbols as it says: 480 of RMTS, 360 of distribution-of-three, 8,640 of identity rules.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -29,25 +28,18 @@ class Rule(NamedTuple):
         answers: from how many one is chosen.
         segments: where stretches begin that are normalised apart.
         question: so many of the symbols make a problem another one.
-        draw: numbers of distinct symbols ``(B, 5)`` and a generator in, problems ``(B, T)`` and answers ``(B,)`` out.
     """
 
     symbols: int
     answers: int
     segments: tuple[int, ...]
     question: int
-    draw: Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
 
 
 def _among(choices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Choices ``(B, 4)``, the right one first, in random order, and where the right one then is."""
     order = torch.rand(choices.shape, generator=generator, device=choices.device).argsort(1)
     return choices.gather(1, order), (order == 0).long().argmax(1)
-
-
-def _same_different(of: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    same = torch.randint(2, (len(of),), generator=generator, device=of.device)
-    return torch.stack([of[:, 0], torch.where(same.bool(), of[:, 0], of[:, 1])], 1), same
 
 
 def _rmts(of: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -83,11 +75,13 @@ def _identity(of: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 RULES = {
-    "same_different": Rule(2, 2, (0,), 2, _same_different),
-    "rmts": Rule(6, 2, (0, 2, 4), 6, _rmts),
-    "distribution_of_three": Rule(9, 4, (0,), 5, _distribution_of_three),
-    "identity": Rule(9, 4, (0,), 9, _identity),
+    "same_different": Rule(2, 2, (0,), 2),
+    "rmts": Rule(6, 2, (0, 2, 4), 6),
+    "distribution_of_three": Rule(9, 4, (0,), 5),
+    "identity": Rule(9, 4, (0,), 9),
 }
+_DRAWN = {"rmts": _rmts, "distribution_of_three": _distribution_of_three, "identity": _identity}
+"""Distinct symbols ``(B, 5)`` and a generator in, problems ``(B, T)`` and answers ``(B,)`` out; pairs are enumerated."""
 
 
 @lru_cache(maxsize=8)
@@ -149,7 +143,7 @@ def _drawn(rule: str, symbols: Tensor, size: int, draw: torch.Generator) -> Prob
     """So many distinct problems, fewer where fewer exist."""
     draws = _ALL if len(symbols) < 10 else 2 * size
     of = symbols[torch.rand(draws, len(symbols), generator=draw).topk(5).indices]
-    shown, answers = RULES[rule].draw(of, draw)
+    shown, answers = _DRAWN[rule](of, draw)
     rows = torch.unique(torch.cat([of, shown, answers[:, None]], dim=1), dim=0)
     rows = rows[torch.randperm(len(rows), generator=draw)]
     if RULES[rule].question < RULES[rule].symbols:  # one order of the choices for each question
