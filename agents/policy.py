@@ -13,9 +13,9 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, MlpExtracto
 from torch import Tensor, nn
 
 from ..core import RecurrentCore, State, Tokens, unroll
-from ..cores import CORES
+from ..cores import CORES, READERS
 from ..errors import UserError, nearest
-from ..plugins import build_core, constructor, named, offered, options_of
+from ..plugins import build_core, constructor, named, offered, options_of, refuse_reader
 from ..ranges import check_ranges
 from .rollout import Observation, each
 
@@ -56,13 +56,14 @@ class Memory(nn.Module):
 
     def __init__(self, core: str, options: Mapping[str, Any], token_shape: tuple[int, int]):
         super().__init__()
-        known = offered("cores", CORES)
+        known = offered("cores", CORES | READERS)
         if core not in known and "." not in core:
             raise UserError(
                 f"unknown core {core!r}; {nearest(core.lower(), known)} One of your own is 'my.module.Name'"
             )
-        config = named("cores", CORES, core, options)
+        config = named("cores", CORES | READERS, core, options)
         target = constructor("core", config)
+        refuse_reader(target)
         for name in _HABITS.keys() & options.keys() - options_of(target).keys():
             raise unknown_option(target.__name__, f"core.{name}", options[name], ())
         N, F = token_shape

@@ -8,7 +8,8 @@ import worldmodels.nn as layers
 from worldmodels.core import Tokens, unroll
 
 NAMES = layers.__all__
-SMALL = {"ESBN": {"key_size": 6, "capacity": 5}}
+SMALL = {"ESBN": {"key_size": 6, "capacity": 5}, "NTM": {"memory_size": 6}, "MNM": {"memory_size": 8}}
+STATE = {"ESBN": 2 * 240 + 5 * (6 + 240) + 1, "NTM": 2 * 240 + 6 + 10 * 6 + 2 * 10, "MNM": 2 * 240 + 8 + 3 * 8 * 8 + 1}
 
 
 def make(name, *sizes, **options):
@@ -92,7 +93,7 @@ def test_shapes_chunks_and_unbatched_input(name):
     x = torch.randn(9, 4, 7)
     output, h_n = layer(x)
     assert output.shape == (9, 4, 240) and h_n.shape == (2, 4, layer.state_size)
-    assert layer.state_size == (2 * 240 + 5 * (6 + 240) + 1 if name == "ESBN" else 240)
+    assert layer.state_size == STATE.get(name, 240)
     first, h = layer(x[:4])
     second, h = layer(x[4:], h)
     assert torch.allclose(torch.cat([first, second]), output, atol=1e-5) and torch.allclose(h, h_n, atol=1e-5)
@@ -125,11 +126,12 @@ def test_zeros_as_hx_are_a_fresh_start_in_every_row(name):
     layer = make(name, 7, 240, num_layers=2).eval()
     x = torch.randn(6, 3, 7)
     fresh, _ = layer(x)
-    assert torch.equal(layer(x, hx=torch.zeros(2, 3, layer.state_size))[0], fresh)
+    assert torch.allclose(layer(x, hx=torch.zeros(2, 3, layer.state_size))[0], fresh, atol=1e-6)
     _, h = layer(torch.randn(4, 3, 7))
     h = h * torch.tensor([1.0, 0.0, 1.0])[:, None]
     mixed, _ = layer(x, h)
-    assert torch.equal(mixed[:, 1], fresh[:, 1]) and (name == "ESBN" or not torch.equal(mixed[:, 0], fresh[:, 0]))
+    assert torch.allclose(mixed[:, 1], fresh[:, 1], atol=1e-6)
+    assert name == "ESBN" or not torch.allclose(mixed[:, 0], fresh[:, 0], atol=1e-4)
 
 
 def test_attributes_are_those_of_gru():
@@ -173,7 +175,7 @@ def test_a_layer_is_its_core(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_any_width_gets_the_usual_number_of_slots_or_the_nearest_that_divides_it(name):
     usual = make(name, 7, 240).cores[0].num_slots
-    assert usual == {"SCOFF": 6, "RIMs": 6, "RMC": 4, "EntNet": 5, "ESBN": 1, "S2GRU": 10}[name]
+    assert usual == {"SCOFF": 6, "RIMs": 6, "RMC": 4, "EntNet": 5, "S2GRU": 10}.get(name, 1)
     for width in (1, 13, 64, 77, 100, 256):
         slots = make(name, 7, width).cores[0].num_slots
         nearer = range(usual - abs(slots - usual) + 1, usual + abs(slots - usual))

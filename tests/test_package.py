@@ -46,7 +46,25 @@ LAYERS = [
     {"worldmodels.encoders", "worldmodels.losses", "worldmodels.cores", "worldmodels.data", "worldmodels.decoders"},
     {
         f"worldmodels.cores.{name}"
-        for name in ("gnn", "nps", "rules", "gru", "lstm", "mlp", "rims", "scoff", "rmc", "s2rm", "entnet", "esbn")
+        for name in (
+            "gnn",
+            "nps",
+            "rules",
+            "gru",
+            "lstm",
+            "mlp",
+            "rims",
+            "scoff",
+            "rmc",
+            "s2rm",
+            "entnet",
+            "esbn",
+            "ntm",
+            "mnm",
+            "transformer",
+            "relation_network",
+            "predinet",
+        )
     },
     {
         f"worldmodels.data.{name}"

@@ -8,7 +8,9 @@ from matplotlib.image import imread
 from worldmodels.core import Tokens, unroll
 from worldmodels.cores.entnet import EntNet
 from worldmodels.cores.esbn import ESBN
+from worldmodels.cores.mnm import MNM
 from worldmodels.cores.nps import PNPS, SNPS
+from worldmodels.cores.ntm import NTM
 from worldmodels.cores.rims import RIMs
 from worldmodels.cores.rmc import RMC
 from worldmodels.cores.s2rm import S2GRU
@@ -91,6 +93,8 @@ EXPLAINED = {
     "rmc": (lambda *s: RMC(*s, num_heads=1), ["token each slot reads", "slot each slot hears"]),
     "s2gru": (S2GRU, ["token each slot reads", "slot each slot hears"]),
     "esbn": (ESBN, ["where the memory is read", "how well each place"]),
+    "ntm": (NTM, ["where the memory is read", "where the memory is written"]),
+    "mnm": (MNM, ["how strongly the memory is rewritten"]),
 }
 
 

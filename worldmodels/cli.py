@@ -431,15 +431,18 @@ def _plugin(kind: str, name: str) -> Callable[..., Any]:
     """A core or an encoder by its name, or by ``module:Class``."""
     if ":" in name:
         return _imported(name)
-    from .cores import CORES
+    from .cores import CORES, READERS
     from .encoders import ENCODERS
-    from .plugins import constructor, offered
+    from .plugins import constructor, offered, refuse_reader
 
-    known = offered("cores", CORES) if kind == "core" else offered("encoders", ENCODERS)
+    known = offered("cores", CORES | READERS) if kind == "core" else offered("encoders", ENCODERS)
     if name not in known:
         raise UserError(f"unknown {kind} {name!r}; {nearest(name, known)} Your own is {kind}=module:Class")
     own = {key: value for key, value in known[name].items() if key not in ("_target_", "slot_size")}
-    return partial(constructor(kind, known[name]), **own)
+    target = constructor(kind, known[name])
+    if kind == "core":
+        refuse_reader(target)
+    return partial(target, **own)
 
 
 def _envs(words: list[str]) -> None:
@@ -464,12 +467,12 @@ def _cores(words: list[str]) -> None:
     from hydra.utils import get_class
     from rich.table import Table
 
-    from .cores import CORES
+    from .cores import CORES, READERS
     from .plugins import offered, options_of
     from .report.tables import show
 
     table = Table("name", "what it is", "options")
-    for name, entry in offered("cores", CORES).items():
+    for name, entry in offered("cores", CORES | READERS).items():
         try:
             core = get_class(entry["_target_"])
         except (ImportError, ValueError, AttributeError) as error:

@@ -15,7 +15,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from .cores import CORES
+from .cores import CORES, READERS
 from .encoders import ENCODERS
 from .errors import UserError, nearest
 from .losses import contrastive
@@ -146,6 +146,8 @@ def register_cores(*, transitions: bool) -> None:
     for name, entry in offered("cores", CORES).items():
         node = {**sizes, **constructor_options(entry["_target_"]), **entry}
         store.store(group="core", name=name, node=node if transitions else node | {"slot_size": None})
+    for name, entry in READERS.items():
+        store.store(group="core", name=name, node={**constructor_options(entry["_target_"]), **entry})
     store.store(group="core", name="custom", node={"_target_": MISSING, **sizes})
 
 

@@ -146,6 +146,63 @@ class RuleCore(RecurrentCore, Protocol):
     rules_see: str
 
 
+@runtime_checkable
+class LearningCore(RecurrentCore, Protocol):
+    """A core with an objective of its own beside the task's, such as that what it writes can be read again."""
+
+    def auxiliary_loss(self, state: State) -> Tensor:
+        """What it has cost so far, by the state the core is in, ``(B,)``."""
+        ...
+
+
+@runtime_checkable
+class SequenceReader(Protocol):
+    """The core's little sister, for tasks that see a whole sequence at once: tokens in, features of the answer out.
+
+    It has no state between steps, so it can be neither a policy's memory nor a world model's transition. Each is an
+    ``nn.Module``, built with the size of tokens and the length of sequences, T times N. A core reads in the same way by
+    ``read``.
+    """
+
+    token_size: int
+    feature_size: int
+
+    def __call__(self, tokens: Tokens) -> Tensor:
+        """Features ``(B, feature_size)`` of tokens with leading axes ``(T, B)``."""
+        ...
+
+
+def feature_size(reader: "RecurrentCore | SequenceReader") -> int:
+    """How many features ``read`` returns: the reader's own, or all slots of a core side by side."""
+    return reader.feature_size if isinstance(reader, SequenceReader) else reader.num_slots * reader.slot_size
+
+
+def read(reader: "RecurrentCore | SequenceReader", tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """Read whole sequences, from a core's initial state.
+
+    Args:
+        reader: a reader, or a core, which is unrolled.
+        tokens: with leading axes ``(T, B)``.
+
+    Returns:
+        Features ``(B, feature_size(reader))``, of a core its slots after the last step; and the auxiliary loss, a mean over
+        the steps of all sequences, 0 where there is none.
+    """
+    if isinstance(reader, SequenceReader):
+        return reader(tokens), tokens.features.new_zeros(())
+    T, B = tokens.features.shape[:2]
+    slots, state = unroll(reader, tokens, reader.initial_state(B))
+    features = slots[-1].flatten(1)
+    loss = reader.auxiliary_loss(state).mean() / T if isinstance(reader, LearningCore) else features.new_zeros(())
+    return features, loss
+
+
+def elements(tokens: Tokens) -> tuple[Tensor, Tensor | None]:
+    """All tokens of each sequence side by side, in order: features ``(B, T N, F)``, and which are there, ``(B, T N)``."""
+    features = present(tokens).transpose(0, 1).flatten(1, 2)
+    return features, None if tokens.mask is None else tokens.mask.transpose(0, 1).flatten(1, 2)
+
+
 def reset_where(starts: Bool[Tensor, " B"], initial: State, state: State) -> State:
     """The state with rows that start an episode replaced by the core's initial state.
 

@@ -96,6 +96,25 @@ def lstm_update(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     return output * torch.tanh(cell), cell
 
 
+@torch.no_grad()
+def draw_lstm(weight: Tensor, input_size: int) -> None:
+    """Draw the weights of an LSTM as Webb et al. 2021 do for all their recurrent models (appendix A.3.3).
+
+    Normal after Glorot & Bengio 2010, with a gain of 1 for gates and of 5/3 for what goes through tanh. As in the authors'
+    code the input and forget gates are drawn as one matrix, the weights of inputs and of hidden units apart.
+
+    Args:
+        weight: ``(4 D, input_size + D)``, in the order i, f, o, g.
+        input_size: features of the input.
+    """
+    D = len(weight) // 4
+    for part in weight.split([input_size, D], dim=1):
+        gates, output, candidate = part.split([2 * D, D, D])
+        nn.init.xavier_normal_(gates)
+        nn.init.xavier_normal_(output)
+        nn.init.xavier_normal_(candidate, gain=5 / 3)
+
+
 class GroupedGRUCell(nn.Module):
     """N GRU cells side by side, block-diagonal for real; weights drawn as ``nn.GRUCell`` draws its own.
 

@@ -7,14 +7,15 @@
 (torch.Size([4, 10, 600]), torch.Size([2, 4, 600]))
 
 ``hidden_size`` is the width of the output, all slots side by side. ``h_n`` is ``(num_layers, B, S)`` with everything a
-layer remembers side by side; S is ``hidden_size`` but for ESBN, which holds its memory too (``layer.state_size``). Layers
+layer remembers side by side; S is ``hidden_size`` but for ESBN, NTM and MNM, whose memory comes on top
+(``layer.state_size``). Layers
 with LSTM cells (``cell="lstm"``) take and return ``(h, c)`` as ``nn.LSTM`` does. Where no ``hx`` is given, and in every row
 of it that is all zeros, as programs for ``nn.GRU`` begin and reset, a layer starts from its core's initial state, which is
 learned in most cores: slots that start alike would stay alike.
 
 What else a core can be told, its number of slots first, is given by keyword: ``SCOFF(8, 600, num_slots=6, num_schemata=4)``.
 Left out, ``num_slots`` is the divisor of ``hidden_size`` nearest to the layer's usual number (6 in SCOFF and RIMs, 4 in RMC,
-5 in EntNet, 1 in ESBN, 10 in S2GRU), the smaller of two: ``SCOFF(8, 256)`` has 4 object files of 64.
+5 in EntNet, 10 in S2GRU, 1 in the others), the smaller of two: ``SCOFF(8, 256)`` has 4 object files of 64.
 """
 
 from typing import Any, ClassVar
@@ -26,12 +27,14 @@ from torch import Tensor, nn
 from .core import State, Tokens, at_least_one, reset_where, unroll
 from .cores.entnet import EntNet as EntNetCore
 from .cores.esbn import ESBN as ESBNCore
+from .cores.mnm import MNM as MNMCore
+from .cores.ntm import NTM as NTMCore
 from .cores.rims import RIMs as RIMsCore
 from .cores.rmc import RMC as RMCCore
 from .cores.s2rm import S2GRU as S2GRUCore
 from .cores.scoff import SCOFF as SCOFFCore
 
-__all__ = ["ESBN", "RMC", "S2GRU", "SCOFF", "EntNet", "RIMs"]
+__all__ = ["ESBN", "MNM", "NTM", "RMC", "S2GRU", "SCOFF", "EntNet", "RIMs"]
 
 
 Hidden = Tensor | tuple[Tensor, Tensor]
@@ -254,6 +257,25 @@ class ESBN(_Layer):
     """
 
     _core = ESBNCore
+    _num_slots = 1
+    _options: ClassVar[dict[str, Any]] = {"num_tokens": 1}
+
+
+class NTM(_Layer):
+    """The Neural Turing Machine as a layer, see ``worldmodels.cores.ntm.NTM``; ``hidden_size`` is the controller's."""
+
+    _core = NTMCore
+    _num_slots = 1
+    _options: ClassVar[dict[str, Any]] = {"num_tokens": 1}
+
+
+class MNM(_Layer):
+    """Metalearned Neural Memory as a layer, see ``worldmodels.cores.mnm.MNM``; ``hidden_size`` is the controller's.
+
+    It learns from the loss of the program around it alone, without the objective of recall.
+    """
+
+    _core = MNMCore
     _num_slots = 1
     _options: ClassVar[dict[str, Any]] = {"num_tokens": 1}
 

@@ -11,7 +11,7 @@ import torch
 from hydra.utils import get_class
 from omegaconf import MISSING
 
-from .core import RecurrentCore, Tokens, unroll
+from .core import RecurrentCore, SequenceReader, Tokens, unroll
 from .errors import UserError, first_line, nearest
 from .ranges import AT_LEAST_ONE, check_ranges, check_types
 
@@ -76,7 +76,7 @@ def build(what: str, config: Mapping[str, Any], *sizes: Any, **more: Any) -> Any
     known = options_of(target)
     for key in options:
         if key not in known:
-            more_known = ("num_slots", "slot_size") if what == "core" else ()
+            more_known = ("num_slots", "slot_size") if what == "core" and not _reads_sequences(target) else ()
             raise UserError(f"{target.__name__} does not take {what}.{key}; {nearest(key, (*known, *more_known))}")
     check_types(what, target, options)
     check_ranges(what, target, options)
@@ -161,8 +161,52 @@ def build_core(
     return core
 
 
-def core_builder(config: Mapping[str, Any]) -> partial[RecurrentCore]:
-    """``build_core`` for the core of a config, whose own ``num_slots`` and ``slot_size`` go before those a task asks for."""
+def refuse_reader(target: Any) -> None:
+    """Refuse the class of a ``SequenceReader`` where a core has to take single steps.
+
+    Raises:
+        UserError: it has no state to carry from step to step.
+    """
+    if _reads_sequences(target):
+        raise UserError(
+            f"{target.__name__} reads whole sequences at once and keeps no state between steps, so it serves only tasks like "
+            "experiment=relations; choose a core that takes single steps, such as core=lstm"
+        )
+
+
+def _reads_sequences(target: Any) -> bool:
+    return not hasattr(target, "initial_state") and not hasattr(target, "capabilities")
+
+
+def build_reader(config: Mapping[str, Any], token_size: int, length: int, num_tokens: int) -> SequenceReader:
+    """A reader of whole sequences, tried on a sequence of zeros, so that what cannot work is refused before training.
+
+    Args:
+        config: the reader's name and options.
+        token_size: F.
+        length: T, steps.
+        num_tokens: N.
+
+    Raises:
+        UserError: naming what the reader said.
+    """
+    reader: SequenceReader = build("core", config, token_size, length * num_tokens)
+    try:
+        with torch.no_grad():
+            reader(Tokens(torch.zeros(length, 1, num_tokens, token_size)))
+    except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
+        line = first_line(error)
+        raise UserError(
+            f"core {type(reader).__name__} cannot read {length} steps of {num_tokens} tokens: {line}"
+        ) from error
+    return reader
+
+
+def core_builder(config: Mapping[str, Any]) -> partial[Any]:
+    """``build_core`` for the core of a config, whose own ``num_slots`` and ``slot_size`` go before those a task asks for.
+
+    Where a task says how long its sequences are, it is ``build_reader`` for a reader.
+    """
     return partial(_in_sizes, dict(config))
 
 
@@ -173,7 +217,13 @@ def _in_sizes(
     num_slots: int,
     slot_size: int,
     position_size: int | None = None,
-) -> RecurrentCore:
+    length: int | None = None,
+) -> RecurrentCore | SequenceReader:
+    target = constructor("core", config)
+    if length is None:
+        refuse_reader(target)
+    elif _reads_sequences(target):
+        return build_reader(config, token_size, length, num_tokens)
     options = {key: value for key, value in config.items() if key not in ("num_slots", "slot_size")}
     given = {name: value for name in ("num_slots", "slot_size") if (value := config.get(name)) is not None}
     check_ranges("core", build_core, given)

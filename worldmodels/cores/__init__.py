@@ -1,7 +1,8 @@
 """The cores, one paper's model a file; this is the one table of their names.
 
 An entry is a constructor's path and what differs from the constructor's defaults where the core is a world model's
-transition. An installed package adds cores under the entry point ``worldmodels.cores``.
+transition. An installed package adds cores under the entry point ``worldmodels.cores``. Readers of whole sequences, which
+``core=`` names as well, have a table of their own.
 """
 
 from typing import Any
@@ -26,6 +27,15 @@ CORES: dict[str, dict[str, Any]] = {
     "rmc": {"_target_": "worldmodels.cores.rmc.RMC", "slot_size": 64},
     "entnet": {"_target_": "worldmodels.cores.entnet.EntNet", "slot_size": 64},
     "esbn": {"_target_": "worldmodels.cores.esbn.ESBN", "slot_size": 64},
+    "ntm": {"_target_": "worldmodels.cores.ntm.NTM", "slot_size": 64},
+    "mnm": {"_target_": "worldmodels.cores.mnm.MNM", "slot_size": 64},
     "rules": {"_target_": "worldmodels.cores.rules.Rules"},
     "mlp": {"_target_": "worldmodels.cores.mlp.MLP"},
+}
+
+READERS: dict[str, dict[str, Any]] = {
+    "transformer": {"_target_": "worldmodels.cores.transformer.Transformer"},
+    "relation_network": {"_target_": "worldmodels.cores.relation_network.RelationNetwork"},
+    "temporal_relation_network": {"_target_": "worldmodels.cores.relation_network.TemporalRelationNetwork"},
+    "predinet": {"_target_": "worldmodels.cores.predinet.PrediNet"},
 }

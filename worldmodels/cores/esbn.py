@@ -14,8 +14,7 @@ Departures:
   to an input given after the controller has taken in that input's match, and begins with a controller of zeros that has not
   taken its first step. It calls this order equivalent, which it is not: the paper's key does not yet know of the match.
 - The memory grows without end in the paper; ours holds the last ``capacity`` inputs.
-- Initial weights: where the paper says that gates are drawn with a gain of 1 and the rest of the controller with 5/3, the
-  authors' code draws those of the input and forget gates as one matrix, those of inputs and of hidden units apart. So do we.
+- Initial weights: see ``grouped.draw_lstm``.
 """
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 
 from ..attention import hide
 from ..core import Capabilities, State, Tokens, at_least_one, present
-from ..grouped import lstm_update
+from ..grouped import draw_lstm, lstm_update
 
 WRITE = ("before", "after")
 
@@ -84,11 +83,7 @@ class ESBN(nn.Module):
         self.controller = nn.Linear(key_size + 1 + hidden, 4 * hidden)
         self.key = nn.Linear(hidden, key_size)
         self.gate = nn.Linear(hidden, 1)
-        for part in self.controller.weight.detach().split([key_size + 1, hidden], dim=1):  # appendix A.3.3
-            gates, output, candidate = part.split([2 * hidden, hidden, hidden])
-            nn.init.xavier_normal_(gates)
-            nn.init.xavier_normal_(output)
-            nn.init.xavier_normal_(candidate, gain=5 / 3)
+        draw_lstm(self.controller.weight, key_size + 1)  # appendix A.3.3
         nn.init.kaiming_normal_(self.key.weight, nonlinearity="relu")
         nn.init.xavier_normal_(self.gate.weight)
         for layer in (self.controller, self.key, self.gate):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..core import RecurrentCore, State, Tokens, unroll
+from ..core import RecurrentCore, SequenceReader, State, Tokens, feature_size, read, unroll
 from ..cores.entnet import OutputModule
 from ..cores.esbn import TemporalContextNorm
 from ..data import sequences as data
@@ -118,12 +118,13 @@ class StoryReader(nn.Module):
 
 
 class SymbolReader(nn.Module):
-    """A core that is shown symbols one after another; a linear readout of all slots after the last chooses an answer.
+    """A core that is shown symbols one after another, or a reader of all of them; a linear readout chooses an answer.
 
-    Every symbol that may occur is encoded once for a batch, however often it does.
+    Of a core it reads all slots after the last symbol. Every symbol that may occur is encoded once for a batch, however often
+    it does.
 
     Args:
-        core: a core with a state.
+        core: a core with a state, or a reader.
         encoder: of a symbol.
         symbols: ``(n, 32, 32)`` uint8, kept with the weights.
         answers: from how many one is chosen.
@@ -132,20 +133,20 @@ class SymbolReader(nn.Module):
 
     def __init__(
         self,
-        core: RecurrentCore,
+        core: RecurrentCore | SequenceReader,
         encoder: SymbolEncoder,
         symbols: Tensor,
         answers: int,
         segments: Sequence[int] | None,
     ):
         super().__init__()
-        self.core: RecurrentCore
+        self.core: RecurrentCore | SequenceReader
         self.symbols: Tensor
         self.core, self.encoder = core, encoder
         self.register_buffer("symbols", symbols.clone())
         self.segments = segments
         self.norm = None if segments is None else TemporalContextNorm(encoder.size)
-        self.readout = nn.Linear(core.num_slots * core.slot_size, answers)
+        self.readout = nn.Linear(feature_size(core), answers)
 
     def tokens(self, problems: Tensor, used: Tensor | None = None) -> Tokens:
         """Problems as a core reads them, ``(T, B, 1, F)``; see ``forward``."""
@@ -156,13 +157,12 @@ class SymbolReader(nn.Module):
             vectors = self.norm(vectors, starts)
         return Tokens(vectors[:, :, None])
 
-    def forward(self, problems: Tensor, used: Tensor | None = None) -> Tensor:
-        """Scores of the answers, ``(B, answers)``.
+    def forward(self, problems: Tensor, used: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Scores of the answers, ``(B, answers)``, and the core's auxiliary loss; see ``core.read``.
 
         Args:
             problems: ``(B, T)``, numbers of symbols, or with ``used`` numbers of its entries.
             used: ``(U,)``, numbers of the symbols that may occur; None for all.
         """
-        slots, _ = unroll(self.core, self.tokens(problems, used), self.core.initial_state(len(problems)))
-        scores: Tensor = self.readout(slots[-1].flatten(1))
-        return scores
+        features, auxiliary = read(self.core, self.tokens(problems, used))
+        return self.readout(features), auxiliary

@@ -46,8 +46,9 @@ def choice_map(explained: Mapping[str, Tensor], num_slots: int, path: Path) -> P
     Args:
         explained: what ``trace`` returns, for one row: every entry ``(T, ...)``. "rule", "context" and "primary" are drawn as
             the rule applied to each slot and the slot it looked at; "schema" as a coloured number for each object file;
-            "active", "gate", "memory_read" and "confidence" as how dark a cell is; "input_attention" ``(T, K, N)`` and
-            "communication" ``(T, K, K)`` as the number of the token or slot that got most attention, the darker the more.
+            "active", "gate", "memory_read", "memory_write", "rate" and "confidence" as how dark a cell is; "input_attention"
+            ``(T, K, N)`` and "communication" ``(T, K, K)`` as the number of the token or slot that got most attention, the
+            darker the more.
         num_slots: K.
         path: the PNG file.
 
@@ -116,6 +117,8 @@ def _panels(parts: Mapping[str, Tensor], num_slots: int) -> list[_Panel]:
     for name, title, row, scale in (
         ("gate", "how far the gate of each memory is open", "memory", "open"),
         ("memory_read", "where the memory is read", "place", "share of the reading"),
+        ("memory_write", "where the memory is written", "place", "share of the writing"),
+        ("rate", "how strongly the memory is rewritten", "memory", "rate"),
         ("confidence", "how well each place of the memory matches", "place", "confidence"),
     ):
         if name in parts:

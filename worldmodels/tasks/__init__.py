@@ -5,13 +5,13 @@ An installed package adds tasks under the entry point ``worldmodels.tasks``.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, overload, runtime_checkable
 
 import torch
 from rich.console import RenderableType
 from torch import Tensor, nn
 
-from ..core import RecurrentCore
+from ..core import RecurrentCore, SequenceReader
 from ..errors import UserError
 
 TASKS: dict[str, dict[str, Any]] = {
@@ -29,13 +29,21 @@ Batch = Any
 
 @runtime_checkable
 class CoreBuilder(Protocol):
-    """Makes the core that was asked for, in the sizes that a task needs; ``core.num_slots`` and the like go first."""
+    """Makes the core that was asked for, in the sizes that a task needs; ``core.num_slots`` and the like go first.
 
+    A core is for N tokens of F, with K slots of D; ``position_size`` is P where tokens have positions. Where a task says how
+    many steps its sequences have, it may be a reader of whole sequences.
+    """
+
+    @overload
     def __call__(
         self, token_size: int, num_tokens: int, num_slots: int, slot_size: int, position_size: int | None = None
-    ) -> RecurrentCore:
-        """A core for N tokens of F, with K slots of D; ``position_size`` is P where tokens have positions."""
-        ...
+    ) -> RecurrentCore: ...
+
+    @overload
+    def __call__(
+        self, token_size: int, num_tokens: int, num_slots: int, slot_size: int, *, length: int
+    ) -> RecurrentCore | SequenceReader: ...
 
 
 @runtime_checkable
@@ -125,11 +133,11 @@ def refuse_nothing(**sizes: int) -> None:
             raise UserError(f"task.{name}={size}; expected at least 1")
 
 
-def require_memory(core: RecurrentCore, what: str) -> None:
-    """Refuse a core without a state.
+def require_memory(core: RecurrentCore | SequenceReader, what: str) -> None:
+    """Refuse a core without a state; a reader needs none.
 
     Raises:
         UserError: naming what needs one.
     """
-    if not core.capabilities.memory:
+    if isinstance(core, RecurrentCore) and not core.capabilities.memory:
         raise UserError(f"{what} needs a core with a state; {type(core).__name__} has none")

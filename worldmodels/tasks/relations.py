@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
+from ..core import SequenceReader
 from ..data import sequences
 from ..data import symbols as pictures
 from ..data.relations import RULES, problems
@@ -140,14 +141,14 @@ class Relations:
         return {"num_symbols": len(self.symbols)}
 
     def model(self, core: CoreBuilder, about: Mapping[str, Any]) -> SymbolReader:
-        """A ``SymbolReader``; without other sizes the core has one slot of 512, the paper's controller."""
+        """A ``SymbolReader``; without other sizes a core has four slots as large as a symbol."""
         encoder = SymbolEncoder(self.encoder)
-        built = core(encoder.size, num_tokens=1, num_slots=1, slot_size=512)
+        rule = RULES[self.rule]
+        built = core(encoder.size, num_tokens=1, num_slots=4, slot_size=encoder.size, length=rule.symbols)
         require_memory(built, "the relations task")
         symbols = self.symbols  # of a run that is opened they come with its weights
         if symbols is None:
             symbols = torch.zeros(about["num_symbols"], pictures.SIZE, pictures.SIZE, dtype=torch.uint8)
-        rule = RULES[self.rule]
         return SymbolReader(built, encoder, symbols, rule.answers, rule.segments if self.normalise else None)
 
     def batches(self, batch_size: int, device: torch.device) -> Callable[[torch.Generator], Batch]:
@@ -162,10 +163,11 @@ class Relations:
         return problems(self.rule, num_symbols, self.withheld, *sizes)
 
     def losses(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        """The cross-entropy, and the share of right answers."""
+        """The cross-entropy and the core's own loss, if it has one, and the share of right answers."""
         shown, answers, used = batch
-        scores = model(shown, used)
-        return {"loss": F.cross_entropy(scores, answers), "accuracy": (scores.argmax(1) == answers).float().mean()}
+        scores, auxiliary = model(shown, used)
+        right = (scores.argmax(1) == answers).float().mean()
+        return {"loss": F.cross_entropy(scores, answers) + auxiliary, "accuracy": right}
 
     @torch.no_grad()
     def evaluate(self, model: SymbolReader, limit: int | None = None, *, quiet: bool = True) -> dict[str, Any]:
@@ -174,7 +176,7 @@ class Relations:
         device = model.symbols.device
         for name, (shown, answers) in zip(("train", "test"), self._problems(len(model.symbols)), strict=True):
             shown, answers = shown[: limit or self.test_size], answers[: limit or self.test_size]
-            said = torch.cat([model(part.to(device)).cpu() for part in shown.split(_EVALUATION_BATCH)])
+            said = torch.cat([model(part.to(device))[0].cpu() for part in shown.split(_EVALUATION_BATCH)])
             right = float((said.argmax(1) == answers).double().mean())
             found[name] = {"accuracy": right, "loss": float(F.cross_entropy(said, answers)), "n": len(answers)}
         return {
@@ -218,12 +220,14 @@ class Relations:
         if example >= len(shown):
             raise UserError(f"example {example} was asked for; there are {len(shown)} test problems")
         problem = shown[example : example + 1].to(model.symbols.device)
-        shares = torch.softmax(model(problem)[0], dim=0).tolist()
+        shares = torch.softmax(model(problem)[0][0], dim=0).tolist()
         seen = model.symbols[problem[0]].cpu()
         written = [
             *figures.curves(metrics, folder / "curves.png"),
             _draw_problem(self.rule, seen, shares, int(answers[example]), folder / "problem.png"),
         ]
+        if isinstance(model.core, SequenceReader):
+            return written
         return written + draw_choices(model.core, model.tokens(problem), folder)
 
 
