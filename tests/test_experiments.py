@@ -25,13 +25,16 @@ AGENTS = CONFIGS / "agents"
 WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "rules", "mlp"}
 REFUSED = {  # which cores cannot do what an experiment asks
     **dict.fromkeys(("any", "block_physics", "shapes", "atari"), {"esbn"}),
-    **dict.fromkeys(("adding", "gridworld", "relations"), WITHOUT_STATE),
+    **dict.fromkeys(("adding", "gridworld", "relations", "babi"), WITHOUT_STATE),
     "arithmetic": set(CORES) - {"snps", "pnps", "routing"},
     **dict.fromkeys(("views", "balls_crops", "skirmish", "flatland"), WITHOUT_STATE - {"mlp"}),
 }
 NAMED = {"any": ["env.id=CartPole-v1", "encoder=vector"], "views": ["task.env_id=worldmodels/Skirmish-v0"]}
 NAMED["views"] += ["+task.env_kwargs.observation=units", "+task.env_kwargs.scenario=2m", "task.polar=true"]
-ABOUT = {"relations": {"num_symbols": 100}}  # what a task without an environment says of its data
+ABOUT = {  # what a task without an environment says of its data
+    "relations": {"num_symbols": 100},
+    "babi": {"vocabulary": ["mary", "where"], "longest": [7, 7]},
+}
 
 
 @pytest.fixture

@@ -79,16 +79,18 @@ LAYERS = [
             "views",
             "symbols",
             "relations",
+            "babi",
+            "babi_world",
         )
     },
     {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},
-    {f"worldmodels.models.{name}" for name in ("world_model", "views", "sequence")},
+    {f"worldmodels.models.{name}" for name in ("world_model", "views", "sequence", "memory_network")},
     {"worldmodels.ranking", "worldmodels.seeing", "worldmodels.logging", "worldmodels.training", "worldmodels.report"},
     {f"worldmodels.report.{name}" for name in ("figures", "tables", "transitions", "choices", "views")},
     {"worldmodels.tasks"},
     {
         f"worldmodels.tasks.{name}"
-        for name in ("transitions", "views", "adding", "arithmetic", "gridworld", "relations")
+        for name in ("transitions", "views", "adding", "arithmetic", "gridworld", "relations", "babi")
     },
     {"worldmodels.config", "worldmodels.trust"},
     {"worldmodels.run"},

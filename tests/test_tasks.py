@@ -374,7 +374,13 @@ def test_options_that_cannot_work_are_refused():
 
 # Runs.
 
-EXPERIMENTS = [("adding", "scoff"), ("arithmetic", "snps"), ("gridworld", "entnet"), ("relations", "esbn")]
+EXPERIMENTS = [
+    ("adding", "scoff"),
+    ("arithmetic", "snps"),
+    ("gridworld", "entnet"),
+    ("relations", "esbn"),
+    ("babi", "entnet"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -195,7 +195,7 @@ class Run:
         counts = {name: parameter.numel() for name, parameter in self.model.named_parameters()}
         result = {
             "task": self.task.name,
-            "core": type(self.model.core).__name__,
+            "core": type(getattr(self.model, "core", self.model)).__name__,
             "seed": self.config["seed"],
             "parameters": sum(counts.values()),
             "core_parameters": sum(count for name, count in counts.items() if ".core." in f".{name}"),

@@ -166,3 +166,57 @@ class SymbolReader(nn.Module):
         """
         features, auxiliary = read(self.core, self.tokens(problems, used))
         return self.readout(features), auxiliary
+
+
+class QuestionReader(nn.Module):
+    """A core that reads a story a sentence a step, and is asked a question after the last: EntNet's model of bAbI.
+
+    Henaff et al. 2017, section 2 and appendix A. A sentence is one token, ``sum_j f_j * e_j`` over its words (eq. 1), the
+    masks f_j learned or 1; so is the question, with masks of its own. It is answered from the slots by eq. 6; a linear layer
+    makes it as long as a slot where that differs. Words are drawn from N(0, 0.1), masks begin at 1, the null word is zero.
+
+    Args:
+        core: a core with a state.
+        num_words: of the vocabulary, the null word counted.
+        word_size: of an embedding.
+        sizes: the words of the longest sentence, and of the longest question.
+        masked: False for a bag of words, ``f = 1``.
+    """
+
+    def __init__(self, core: RecurrentCore, num_words: int, word_size: int, sizes: tuple[int, int], *, masked: bool):
+        super().__init__()
+        self.core: RecurrentCore
+        self.core = core
+        self.words = nn.Embedding(num_words, word_size, padding_idx=data.NULL)
+        nn.init.normal_(self.words.weight[1:], std=0.1)
+        self.masks = nn.ParameterList(torch.ones(size, word_size) for size in sizes) if masked else None
+        self.query = nn.Linear(word_size, core.slot_size, bias=False) if core.slot_size != word_size else nn.Identity()
+        self.answer = OutputModule(core.slot_size, num_words)
+
+    def encode(self, words: Tensor, part: int) -> Tensor:
+        """Sentences (part 0) or questions (part 1) ``(S, W)`` as vectors ``(S, word_size)``."""
+        embedded = self.words(words)
+        return (embedded if self.masks is None else embedded * self.masks[part]).sum(-2)
+
+    def forward(self, sentences: Tensor, there: Tensor, questions: Tensor) -> Tensor:
+        """Scores of all words, ``(B, num_words)``.
+
+        Args:
+            sentences: words ``(B, L, W)``.
+            there: ``(B, L)``, which sentences there are, the first ones of a row.
+            questions: words ``(B, W')``.
+        """
+        tokens, starts = self.tokens(sentences, there)
+        slots, _ = unroll(self.core, tokens, self.core.initial_state(1), starts)
+        memory = slots[there.sum(1).cumsum(0) - 1, 0]
+        scores: Tensor = self.answer(self.query(self.encode(questions, 1)), memory)
+        return scores
+
+    def tokens(self, sentences: Tensor, there: Tensor) -> tuple[Tokens, Tensor]:
+        """All stories as one sequence ``(T, 1, 1, word_size)``, and where in it each begins, ``(T, 1)``.
+
+        So they are cut into pieces of different lengths and read side by side, and no step is spent on what is not there.
+        """
+        starts = torch.zeros_like(there)
+        starts[:, 0] = True
+        return Tokens(self.encode(sentences[there], 0)[:, None, None]), starts[there][:, None]

@@ -21,6 +21,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "arithmetic": {"_target_": "worldmodels.tasks.arithmetic.CoordinateArithmetic"},
     "gridworld": {"_target_": "worldmodels.tasks.gridworld.GridWorld"},
     "relations": {"_target_": "worldmodels.tasks.relations.Relations"},
+    "babi": {"_target_": "worldmodels.tasks.babi.Babi"},
 }
 
 Batch = Any
