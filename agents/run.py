@@ -32,7 +32,7 @@ from ..logging import RunLog, progress_bar, read_metrics
 from ..ranges import AT_LEAST_ONE, SEED, Range, check_ranges
 from ..report.tables import show
 from ..run import CONFIG, figures_in, read_saved, refuse_links, training_in, write_evaluation
-from ..training import make_fabric, use_threads
+from ..training import flushing_denormals, make_fabric, use_threads
 from ..trust import trusting, vet
 from . import pictures
 from .evaluation import play, summary, table
@@ -543,7 +543,10 @@ def train_agent_run(config: Mapping[str, Any], path: Path, *, resume: bool = Fal
                     log.say("the environments cannot save where they are: their episodes begin anew")
             if done < settings["steps"]:
                 callback = _Checkpoints(path, settings["checkpoint_every"], log)
-                model.learn(settings["steps"] - done, callback, settings["log_every"], reset_num_timesteps=not restored)
+                with flushing_denormals():
+                    model.learn(
+                        settings["steps"] - done, callback, settings["log_every"], reset_num_timesteps=not restored
+                    )
         finally:
             if log is not None:
                 log.close()

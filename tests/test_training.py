@@ -22,7 +22,7 @@ from worldmodels.errors import UserError
 from worldmodels.logging import SECONDS, read_metrics
 from worldmodels.models.world_model import WorldModel
 from worldmodels.tasks.transitions import Windows, evaluate
-from worldmodels.training import TrainerSettings, check_settings, fit, learning_rate, make_fabric
+from worldmodels.training import TrainerSettings, check_settings, fit, flushing_denormals, learning_rate, make_fabric
 
 QUICK = {"accelerator": "cpu", "batch_size": 32, "starts_per_episode": 2, "log_every": 2, "checkpoint_every": 4}
 
@@ -227,6 +227,20 @@ def test_no_pickle_is_executed_on_resume(block_episodes, tmp_path):
     with pytest.raises(UserError, match="damaged or not ours"):
         run_training(block_episodes, tmp_path / "run", steps=8, resume=True)
     assert not (tmp_path / "exploded").exists()
+
+
+def test_denormals_are_zero_within_and_as_before_after_it():
+    def tiny():
+        return float(torch.tensor(1e-38) * 0.1)
+
+    assert tiny() > 0.0
+    with pytest.raises(KeyError), flushing_denormals():
+        assert tiny() == 0.0
+        with flushing_denormals():
+            assert tiny() == 0.0
+        assert tiny() == 0.0
+        raise KeyError
+    assert tiny() > 0.0
 
 
 def test_learning_rates_by_hand():
