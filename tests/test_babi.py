@@ -230,20 +230,23 @@ def test_stories_as_tensors_by_hand():
     sizes = babi.longest([told])
     assert sizes == (6, 4)
     asked = babi.encode(told, known, sizes, 70, "it")
-    sentences, there, questions, answers = babi.gather(asked, torch.tensor([1, 2, 0]))
+    batch = babi.gather(asked, torch.tensor([1, 2, 0]))
     words = ["", *known]
 
     def text(row):
         return tuple(words[n] for n in row.tolist() if n)
 
-    assert there.tolist() == [[True] * 3, [True, False, False], [True, True, False]]
-    assert [text(row) for row in sentences[0]] == told.stories[0]
-    assert text(sentences[1, 0]) == told.stories[1][0] and not bool(sentences[1, 1:].any())
-    assert [text(row) for row in questions] == [told.questions[n].words for n in (1, 2, 0)]
-    assert [words[n] for n in answers.tolist()] == ["hallway", "milk,apple", "bathroom"]
+    assert batch.there.tolist() == [[True] * 3, [True, False, False]]  # two questions are about one story
+    assert batch.stretch.tolist() == [0, 1, 0] and batch.told.tolist() == [3, 1, 2]
+    assert [text(row) for row in batch.sentences[0]] == told.stories[0]
+    assert text(batch.sentences[1, 0]) == told.stories[1][0] and not bool(batch.sentences[1, 1:].any())
+    assert [text(row) for row in batch.questions] == [told.questions[n].words for n in (1, 2, 0)]
+    assert [words[n] for n in batch.answers.tolist()] == ["hallway", "milk,apple", "bathroom"]
     short = babi.encode(told, known, sizes, 2, "it")
-    cut, there, _, _ = babi.gather(short, torch.tensor([1]))
-    assert [text(row) for row in cut[0]] == told.stories[0][1:]  # the last two before the question
+    cut = babi.gather(short, torch.tensor([1]))
+    assert [text(row) for row in cut.sentences[0]] == told.stories[0][1:]  # the last two before the question
+    assert [part.tolist() for part in babi.stories(asked)] == [[0, 2], [2, 1]]
+    assert [part.tolist() for part in babi.stories(short)] == [[0, 1, 2], [1, 1, 1]]
     twice = babi.join([asked, short])
     for n in range(3):
         for part, which in ((asked, n), (short, n + 3)):
@@ -293,14 +296,15 @@ def test_a_reader_of_questions_reads_every_story_alone(make, masked):
     if masked:
         for mask in model.masks:
             mask.normal_()
-    which = torch.tensor([3, 0, 17, 11])
-    sentences, there, questions, answers = babi.gather(asked, which)
-    scores = model(sentences, there, questions)
+    which = torch.tensor([3, 0, 17, 1, 11])  # three of them are about one story
+    batch = babi.gather(asked, which)
+    sentences = [batch.sentences[batch.stretch[b], : batch.told[b]] for b in range(len(which))]
+    questions, scores = batch.questions, model(batch)
     E = model.words.weight
     f = model.masks if masked else [torch.ones(size, 8) for size in sizes]
     for b in range(len(which)):
         state, slots = model.core.initial_state(1), None
-        for sentence in sentences[b][there[b]]:
+        for sentence in sentences[b]:
             s = sum(f[0][j] * E[word] for j, word in enumerate(sentence))
             slots, state = model.core(model.core.prepare(Tokens(s[None, None])), state)
         q = model.query(sum(f[1][j] * E[word] for j, word in enumerate(questions[b])))
@@ -308,7 +312,7 @@ def test_a_reader_of_questions_reads_every_story_alone(make, masked):
         u = sum(weight * h for weight, h in zip(p, slots[0], strict=True))
         y = model.answer.R(model.answer.phi((q + model.answer.H(u))[None]))[0]
         assert torch.allclose(scores[b], y, atol=1e-5)
-    assert not bool(E[babi.NULL].any()) and scores.shape == (4, num_words)
+    assert not bool(E[babi.NULL].any()) and scores.shape == (5, num_words)
 
 
 def plain_memory_network(model, sentences, question):
@@ -345,23 +349,23 @@ def test_memory_network_equals_its_equations(positions, linear):
     asked, num_words, _ = asked_of(2)
     model = MemoryNetwork(num_words, 6, 70, hops=3, position_encoding=positions).eval()
     model.linear = linear
-    sentences, there, questions, _ = babi.gather(asked, torch.tensor([3, 0, 17, 11]))
-    scores, looks = model(sentences, there, questions), model.look(sentences, there, questions)
+    batch = babi.gather(asked, torch.tensor([3, 0, 17, 11]))
+    scores, looks = model(batch), model.look(batch)
     for b in range(4):
-        plain, attended = plain_memory_network(model, sentences[b][there[b]], questions[b])
+        told = int(batch.told[b])
+        plain, attended = plain_memory_network(model, batch.sentences[batch.stretch[b], :told], batch.questions[b])
         assert torch.allclose(scores[b], plain, atol=1e-5)
-        assert torch.allclose(looks[b][:, there[b]], attended, atol=1e-5) and not bool(looks[b][:, ~there[b]].any())
+        assert torch.allclose(looks[b, :, :told], attended, atol=1e-5) and not bool(looks[b, :, told:].any())
 
 
 def test_memory_network_trains_as_the_paper_says():
     asked, num_words, _ = asked_of(2)
     model = MemoryNetwork(num_words, 6, 3, linear_start=0.5, noise=0.5)
-    sentences, there, questions, _ = babi.gather(asked, torch.arange(20))
     model.anneal(0.4)
     assert model.linear
     model.anneal(0.5)
     assert not model.linear
-    model(sentences, there, questions).sum().backward()
+    model(babi.gather(asked, torch.arange(20))).sum().backward()
     assert (
         not bool(model.words.grad[babi.NULL].any()) and bool(model.words.grad[1:].any()) and bool(model.time.grad.any())
     )
@@ -517,9 +521,22 @@ def test_unroll_is_as_long_as_the_longest_story():
     asked, num_words, sizes = asked_of(2)
     core = EntNet(8, 5, 6, num_tokens=1)
     model = QuestionReader(core, num_words, 8, sizes, masked=True)
-    sentences, there, _, _ = babi.gather(asked, torch.arange(20))
-    tokens, starts = model.tokens(sentences, there)
+    batch = babi.gather(asked, torch.arange(20))
+    tokens, starts = model.tokens(batch)
     calls = []
     core.register_forward_hook(lambda *_: calls.append(1))
     unroll(core, tokens, core.initial_state(1), starts)
-    assert len(calls) == int(there.sum(1).max()) and tokens.features.shape[0] == int(there.sum())
+    assert len(calls) == int(batch.there.sum(1).max()) and tokens.features.shape[0] == int(batch.there.sum())
+
+
+def test_a_batch_is_of_whole_stories():
+    task = Babi(number=2, train_questions=400)
+    batch = task.batches(40, torch.device("cpu"))(torch.Generator().manual_seed(0))
+    counts = batch.stretch.bincount()
+    assert len(batch.answers) == 40 and len(counts) <= 8 and set((counts % 5).tolist()) == {0}  # a story may come twice
+    assert torch.equal(
+        batch.there.sum(1), torch.zeros(len(counts)).scatter_reduce(0, batch.stretch, batch.told.float(), "amax")
+    )
+    short = Babi(number=3, train_questions=400, sentences=10)
+    batch = short.batches(40, torch.device("cpu"))(torch.Generator().manual_seed(0))
+    assert int(batch.told.max()) == 10 and batch.sentences.shape[1] == 10

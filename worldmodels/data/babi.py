@@ -210,22 +210,44 @@ def encode(told: Told, known: Sequence[str], sizes: tuple[int, int], most: int, 
     return Asked(padded[0], torch.maximum(begin, end - most), end, padded[1], answers)
 
 
-def gather(asked: Asked, which: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Some questions with what is told before them.
+class Batch(NamedTuple):
+    """Some questions with what is told before them; questions that begin with the same sentence share what is told.
 
     Args:
-        asked: all of them.
-        which: ``(B,)``.
-
-    Returns:
-        Sentences ``(B, L, W)``, L of the longest story; which of them are there, ``(B, L)``, the first ones of a row;
-        questions ``(B, W')`` and answers ``(B,)``.
+        sentences: words ``(P, L, W)`` of P stretches of stories, L of the longest.
+        there: ``(P, L)``, which sentences there are, the first ones of a row.
+        stretch: which of them a question is about, ``(B,)``.
+        told: how many of its sentences come before the question, ``(B,)``.
+        questions: words ``(B, W')``.
+        answers: ``(B,)``.
     """
-    first, lengths = asked.first[which], (asked.end - asked.first)[which]
+
+    sentences: Tensor
+    there: Tensor
+    stretch: Tensor
+    told: Tensor
+    questions: Tensor
+    answers: Tensor
+
+
+def gather(asked: Asked, which: Tensor) -> Batch:
+    """The questions of these numbers ``(B,)``."""
+    first, told = asked.first[which], (asked.end - asked.first)[which]
+    begin, stretch = torch.unique(first, return_inverse=True)
+    lengths = torch.zeros_like(begin).scatter_reduce(0, stretch, told, "amax")
     steps = torch.arange(int(lengths.max()), device=which.device)
     there = steps < lengths[:, None]
-    sentences = asked.sentences[(first[:, None] + steps).clamp(max=len(asked.sentences) - 1)]
-    return torch.where(there[..., None], sentences, NULL), there, asked.questions[which], asked.answers[which]
+    sentences = asked.sentences[(begin[:, None] + steps).clamp(max=len(asked.sentences) - 1)]
+    sentences = torch.where(there[..., None], sentences, NULL)
+    return Batch(sentences, there, stretch, told, asked.questions[which], asked.answers[which])
+
+
+def stories(asked: Asked) -> tuple[Tensor, Tensor]:
+    """The first question of each story, and how many it has; stories that are longer than is read count as several."""
+    begins = torch.ones_like(asked.first, dtype=torch.bool)
+    begins[1:] = asked.first[1:] != asked.first[:-1]
+    first = begins.nonzero()[:, 0]
+    return first, torch.cat([first, first.new_tensor([len(begins)])]).diff()
 
 
 def join(parts: Sequence[Asked]) -> Asked:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import at_least_one
-
-NULL = 0
+from ..data.babi import NULL, Batch
 
 
 class MemoryNetwork(nn.Module):
@@ -68,25 +67,20 @@ class MemoryNetwork(nn.Module):
         """Leave the softmaxes out at the beginning; see ``training.Annealed``."""
         self.linear = done < self.linear_start
 
-    def forward(self, sentences: Tensor, there: Tensor, questions: Tensor) -> Tensor:
-        """Scores of all words, ``(B, num_words)``.
+    def forward(self, batch: Batch) -> Tensor:
+        """Scores of all words, ``(B, num_words)``."""
+        return self._run(batch)[0]
 
-        Args:
-            sentences: words ``(B, L, W)``.
-            there: ``(B, L)``, which sentences there are, the first ones of a row.
-            questions: words ``(B, W')``.
-        """
-        return self._run(sentences, there, questions)[0]
+    def look(self, batch: Batch) -> Tensor:
+        """How much each hop attends to each sentence, ``(B, K, L)``, sums 1."""
+        return self._run(batch)[1]
 
-    def look(self, sentences: Tensor, there: Tensor, questions: Tensor) -> Tensor:
-        """How much each hop attends to each sentence, ``(B, K, L)``, sums 1; arguments as of ``forward``."""
-        return self._run(sentences, there, questions)[1]
-
-    def _run(self, sentences: Tensor, there: Tensor, questions: Tensor) -> tuple[Tensor, Tensor]:
-        memory = self.words.new_zeros(*there.shape, self.words.shape[1])
-        memory[there] = self._encode(sentences[there], self.words)
-        memory = (memory + self.time[self._times(there)]).unflatten(-1, (self.hops + 1, -1))
-        u = self._encode(questions, self.words[:, : self.word_size])
+    def _run(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        stories = self.words.new_zeros(*batch.there.shape, self.words.shape[1])
+        stories[batch.there] = self._encode(batch.sentences[batch.there], self.words)
+        there = torch.arange(stories.shape[1], device=stories.device) < batch.told[:, None]
+        memory = (stories[batch.stretch] + self.time[self._times(there)]).unflatten(-1, (self.hops + 1, -1))
+        u = self._encode(batch.questions, self.words[:, : self.word_size])
         looks = []
         for k in range(self.hops):
             fit = (memory[:, :, k] @ u[..., None])[..., 0]

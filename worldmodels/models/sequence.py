@@ -9,6 +9,7 @@ from ..core import RecurrentCore, SequenceReader, State, Tokens, feature_size, r
 from ..cores.entnet import OutputModule
 from ..cores.esbn import TemporalContextNorm
 from ..data import sequences as data
+from ..data.babi import Batch
 from ..encoders import SymbolEncoder
 
 
@@ -198,25 +199,20 @@ class QuestionReader(nn.Module):
         embedded = self.words(words)
         return (embedded if self.masks is None else embedded * self.masks[part]).sum(-2)
 
-    def forward(self, sentences: Tensor, there: Tensor, questions: Tensor) -> Tensor:
-        """Scores of all words, ``(B, num_words)``.
-
-        Args:
-            sentences: words ``(B, L, W)``.
-            there: ``(B, L)``, which sentences there are, the first ones of a row.
-            questions: words ``(B, W')``.
-        """
-        tokens, starts = self.tokens(sentences, there)
+    def forward(self, batch: Batch) -> Tensor:
+        """Scores of all words, ``(B, num_words)``."""
+        tokens, starts = self.tokens(batch)
         slots, _ = unroll(self.core, tokens, self.core.initial_state(1), starts)
-        memory = slots[there.sum(1).cumsum(0) - 1, 0]
-        scores: Tensor = self.answer(self.query(self.encode(questions, 1)), memory)
+        before = batch.there.sum(1).cumsum(0) - batch.there.sum(1)  # sentences of the stretches before
+        memory = slots[before[batch.stretch] + batch.told - 1, 0]
+        scores: Tensor = self.answer(self.query(self.encode(batch.questions, 1)), memory)
         return scores
 
-    def tokens(self, sentences: Tensor, there: Tensor) -> tuple[Tokens, Tensor]:
-        """All stories as one sequence ``(T, 1, 1, word_size)``, and where in it each begins, ``(T, 1)``.
+    def tokens(self, batch: Batch) -> tuple[Tokens, Tensor]:
+        """All stretches of stories as one sequence ``(T, 1, 1, word_size)``, and where in it each begins, ``(T, 1)``.
 
         So they are cut into pieces of different lengths and read side by side, and no step is spent on what is not there.
         """
-        starts = torch.zeros_like(there)
+        starts = torch.zeros_like(batch.there)
         starts[:, 0] = True
-        return Tokens(self.encode(sentences[there], 0)[:, None, None]), starts[there][:, None]
+        return Tokens(self.encode(batch.sentences[batch.there], 0)[:, None, None]), starts[batch.there][:, None]
