@@ -94,7 +94,7 @@ LAYERS = [
     },
     {"worldmodels.config", "worldmodels.trust"},
     {"worldmodels.run"},
-    {"worldmodels.launcher", "worldmodels.tune", "worldmodels.report.scoreboard"},
+    {"worldmodels.launcher", "worldmodels.tune", "worldmodels.report.scoreboard", "worldmodels.report.overview"},
     {"worldmodels.launch"},
     {"worldmodels.report.scoreboard_pages"},
     {"worldmodels.cli"},

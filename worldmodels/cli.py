@@ -117,12 +117,14 @@ class ReportArguments:
     """A scoreboard over seeds: ``worldmodels report FOLDER ... [--compare KEY] [--out FOLDER]``.
 
     Folders are runs or are searched for runs. ``compare`` is ``core`` or any key of the config, like encoder.hidden_size; the
-    files scoreboard.md, .csv and .png go into ``out``, or the first folder.
+    files scoreboard.md, .csv and .png go into ``out``, or the first folder. Of the runs of a task it makes the task's own
+    table, report.md and report.csv. ``trust`` names modules whose classes runs from elsewhere may use.
     """
 
     runs: list[str] = field(default_factory=list)
     compare: str = "core"
     out: str | None = None
+    trust: str = ""
 
 
 _CHECK_SECONDS = 120.0  # of all checks of an environment together
@@ -331,9 +333,12 @@ def _compare(words: list[str]) -> None:
 def _report(words: list[str]) -> None:
     import shlex
 
+    from .report.overview import overview, task_runs
+    from .report.overview import write as write_overview
     from .report.scoreboard import scoreboard
     from .report.scoreboard_pages import tables, write
     from .report.tables import show
+    from .trust import listed
 
     folders, options, rest = [], [], iter(words)
     for word in rest:
@@ -350,6 +355,16 @@ def _report(words: list[str]) -> None:
     folders += arguments.runs
     if not folders:
         raise UserError("no folder was named; give folders of runs, like 'worldmodels report runs --compare core'")
+    command = shlex.join(["worldmodels", "report", *words])
+    of_task, unfinished = task_runs(folders)
+    if of_task:
+        table, lines = overview(of_task, listed(arguments.trust))
+        show(table)
+        if unfinished:
+            print(f"not evaluated: {', '.join(path.as_posix() for path in unfinished)}")
+        for path in write_overview(table, lines, Path(arguments.out or folders[0]), command):
+            print(path)
+        return
     board = scoreboard(folders, arguments.compare)
     for table in tables(board):
         show(table)
@@ -357,7 +372,7 @@ def _report(words: list[str]) -> None:
         print(f"not evaluated: {', '.join(board.not_evaluated)}")
     if board.foreign:
         print(f"not a world model's run: {', '.join(board.foreign)}")
-    for path in write(board, Path(arguments.out or folders[0]), shlex.join(["worldmodels", "report", *words])):
+    for path in write(board, Path(arguments.out or folders[0]), command):
         print(path)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cores import CORES
+from ..cores import CORES, READERS
 from ..errors import UserError, nearest
 from ..logging import SECONDS, read_metrics
 from ..metrics import probability_of_improvement, seeds_interval
@@ -168,7 +168,7 @@ def core_name(core: Mapping[str, Any]) -> str:
     Sizes of slots are free: ``core=gru core.slot_size=32`` is a gru.
     """
     found, most = str(core.get("_target_")).rpartition(".")[2], 0
-    for name, entry in offered("cores", CORES).items():
+    for name, entry in offered("cores", CORES | READERS).items():
         options = {key: value for key, value in entry.items() if key != "slot_size"}
         if len(options) > most and all(core.get(key) == value for key, value in options.items()):
             found, most = name, len(options)

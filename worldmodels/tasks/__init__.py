@@ -52,7 +52,8 @@ class Task(Protocol):
     """What a task is: something to train on, from data to pictures. All options are keyword arguments of its constructor.
 
     What only some tasks can do is a method that those have besides, which ``Run`` hands on: ``rollout(model, ...)`` imagines
-    from an observation, ``on(episodes)`` is the same task tested on other data.
+    from an observation, ``on(episodes)`` is the same task tested on other data. ``overview(results, of)`` is the table that
+    ``worldmodels report`` makes of many runs, where it is another than ``table``.
 
     Attributes:
         name: for people.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.table import Table
@@ -206,6 +207,30 @@ class Relations:
             table.add_row(f"paper: {model}", "", f"{share:.1f}")
         return table
 
+    def overview(self, results: Mapping[str, Mapping[str, Any]], of: str) -> Table:
+        """Right answers by rule and symbols withheld, mean and standard deviation over runs, and the paper's below."""
+        groups: dict[str, dict[tuple[str, int], list[float]]] = {}
+        for result in results.values():
+            name = result["core"] + ("" if result["normalised"] else ", not normalised")
+            column = result["rule"], result["withheld"]
+            groups.setdefault(name, {}).setdefault(column, []).append(100 * result["test"]["accuracy"])
+        columns = sorted(
+            {column for cells in groups.values() for column in cells}, key=lambda c: ([*RULES].index(c[0]), c[1])
+        )
+        title = f"{of}: right answers to test problems, %: mean, standard deviation (runs)"
+        table = Table("model", title=title, title_justify="left")
+        for rule, withheld in columns:
+            table.add_column(f"{rule}\n{withheld} withheld", justify="right")
+        for name in sorted(groups):
+            table.add_row(name, *(_spread(groups[name].get(column, [])) for column in columns))
+        table.add_section()
+        for normalise in sorted({result["normalised"] for result in results.values()}, reverse=True):
+            for model in _MODELS:
+                found = [published(*column, normalise).get(model) for column in columns]
+                name = f"paper: {model}" + ("" if normalise else ", not normalised")
+                table.add_row(name, *("" if share is None else f"{share:.1f}" for share in found))
+        return table
+
     @torch.no_grad()
     def draw(
         self,
@@ -229,6 +254,13 @@ class Relations:
         if isinstance(model.core, SequenceReader):
             return written
         return written + draw_choices(model.core, model.tokens(problem), folder)
+
+
+def _spread(shares: Sequence[float]) -> str:
+    if not shares:
+        return ""
+    spread = f" ± {np.std(shares, ddof=1):.1f}" if len(shares) > 1 else ""
+    return f"{np.mean(shares):.1f}{spread} ({len(shares)})"
 
 
 _ROWS: dict[str, tuple[tuple[str, int], ...]] = {  # what the symbols of a problem are, a row each

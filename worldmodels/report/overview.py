@@ -1,0 +1,86 @@
+"""One table over all runs of a task, which ``worldmodels report`` makes of runs that are no world models'."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ..checkpoints import write_aside
+from ..errors import UserError
+from ..run import CONFIG, EVALUATION, is_agent, load_run, read_config, read_evaluation
+from ..tasks import TASKS
+from .scoreboard import core_name
+
+
+def task_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
+    """The runs of a task in some folders, and those of them that were not evaluated; both empty if there are world models'.
+
+    Raises:
+        UserError: runs of several tasks, and no world model's.
+    """
+    found: dict[str, dict[Path, None]] = {}
+    for path in map(Path, paths):
+        named = (path / CONFIG).is_file()
+        for folder in [path] if named else [config.parent for config in sorted(path.rglob(CONFIG))]:
+            try:
+                task = None if is_agent(folder) else read_config(folder)["task"] or TASKS["transitions"]
+            except UserError:
+                if named:
+                    raise
+                continue
+            if task is not None:
+                found.setdefault(task["_target_"], {})[folder] = None
+    if TASKS["transitions"]["_target_"] in found or not found:
+        return [], []
+    if len(found) > 1:
+        names = ", ".join(sorted(name.rpartition(".")[2] for name in found))
+        raise UserError(f"a report is of the runs of one task; these are of {names}: name their folders apart")
+    (runs,) = found.values()
+    return [run for run in runs if (run / EVALUATION).is_file()], [
+        run for run in runs if not (run / EVALUATION).is_file()
+    ]
+
+
+def overview(runs: Sequence[Path], trust: Iterable[str] = ()) -> tuple[Table, list[dict[str, Any]]]:
+    """The task's own table over its runs, and a line of numbers for each run.
+
+    Args:
+        runs: their folders, all of one task.
+        trust: see ``load_run``.
+    """
+    first = load_run(runs[0], trust=trust)
+    results, lines = {}, []
+    for run in runs:
+        result, config = read_evaluation(run), read_config(run)
+        if str(config["core"].get("_target_")).rpartition(".")[2] == result["core"]:
+            result["core"] = core_name(config["core"])
+        results[run.as_posix()] = result
+        plain = {key: value for key, value in result.items() if isinstance(value, (str, int, float))}
+        lines.append({"run": run.as_posix(), **plain, **result["scores"]})
+    table = getattr(first.task, "overview", first.task.table)(results, first.task.name)
+    return table, lines
+
+
+def write(table: Table, lines: Sequence[Mapping[str, Any]], folder: Path, command: str) -> list[Path]:
+    """Write ``report.md``, the table, and ``report.csv``, a line a run, into a folder and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO()
+    columns = list(dict.fromkeys(column for line in lines for column in line))
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    page = f"# {table.title}\n\n```bash\n{command}\n```\n\n{markdown(table)}"
+    for name, content in (("report.md", page), ("report.csv", text.getvalue())):
+        write_aside(folder / name, content.encode())
+    return [folder / "report.md", folder / "report.csv"]
+
+
+def markdown(table: Table) -> str:
+    """A table of text in Markdown."""
+    heads = [str(column.header).replace("\n", " ") for column in table.columns]
+    rows = zip(*([str(cell) for cell in column.cells] for column in table.columns), strict=True)
+    rules = ["---", *["---:"] * (len(heads) - 1)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rules, *rows))
