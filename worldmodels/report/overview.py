@@ -10,8 +10,9 @@ from rich.table import Table
 
 from ..checkpoints import write_aside
 from ..errors import UserError
-from ..run import CONFIG, EVALUATION, is_agent, load_run, read_config, read_evaluation
+from ..run import CONFIG, EVALUATION, build_task, is_agent, read_config, read_evaluation
 from ..tasks import TASKS
+from ..trust import trusting, vet
 from .scoreboard import core_name
 
 
@@ -51,7 +52,10 @@ def overview(runs: Sequence[Path], trust: Iterable[str] = ()) -> tuple[Table, li
         runs: their folders, all of one task.
         trust: see ``load_run``.
     """
-    first = load_run(runs[0], trust=trust)
+    with trusting(trust):
+        config = read_config(runs[0])
+        vet(runs[0], config)
+        task = build_task(config)
     results, lines = {}, []
     for run in runs:
         result, config = read_evaluation(run), read_config(run)
@@ -60,7 +64,7 @@ def overview(runs: Sequence[Path], trust: Iterable[str] = ()) -> tuple[Table, li
         results[run.as_posix()] = result
         plain = {key: value for key, value in result.items() if isinstance(value, (str, int, float))}
         lines.append({"run": run.as_posix(), **plain, **result["scores"]})
-    table = getattr(first.task, "overview", first.task.table)(results, first.task.name)
+    table: Any = getattr(task, "overview", task.table)(results, task.name)
     return table, lines
 
 
