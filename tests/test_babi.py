@@ -16,9 +16,9 @@ from worldmodels.cli import main
 from worldmodels.core import Tokens, unroll
 from worldmodels.cores.entnet import EntNet
 from worldmodels.cores.lstm import LSTM
-from worldmodels.data import babi, babi_world
+from worldmodels.data import babi, babi_world, sequences
 from worldmodels.errors import UserError
-from worldmodels.models.memory_network import MemoryNetwork
+from worldmodels.models.memory_network import MemoryNetwork, StoryMemory
 from worldmodels.models.sequence import QuestionReader
 from worldmodels.plugins import core_builder, named
 from worldmodels.tasks.babi import Babi, published
@@ -540,3 +540,26 @@ def test_a_batch_is_of_whole_stories():
     short = Babi(number=3, train_questions=400, sentences=10)
     batch = short.batches(40, torch.device("cpu"))(torch.Generator().manual_seed(0))
     assert int(batch.told.max()) == 10 and batch.sentences.shape[1] == 10
+
+
+@torch.no_grad()
+def test_a_memory_network_reads_the_grid_world():
+    words, _ = sequences.stories(3, 9, sequences.generator(3, 0))
+    model = StoryMemory(8, 9, hops=7).eval()
+    scores = model(words, 5)
+    assert scores.shape == (4, 3, 2, len(sequences.VOCABULARY))
+    for t, b, agent in ((0, 1, 0), (3, 2, 1)):
+        plain, _ = plain_memory_network(model, words[: 6 + t, b], sequences.QUESTIONS[agent])
+        assert torch.allclose(scores[t, b, agent], plain, atol=1e-5)
+
+
+def test_a_memory_network_trains_on_the_grid_world(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "experiment=gridworld", "size=smoke", "logger.progress=false", "run=run"]
+    assert main([*words, "task.model=memory_network"]) == 0
+    saved = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert saved["core"] == "StoryMemory" and saved["parameters"] == 9 * 20 * (len(sequences.VOCABULARY) + 10)
+    assert (tmp_path / "run" / "figures" / "story.png").is_file()
+    capsys.readouterr()
+    assert main(["train", "experiment=gridworld", "size=smoke", "run=other", "task.model=memory"]) == 2
+    assert "did you mean 'memory_network'" in capsys.readouterr().err

@@ -188,7 +188,7 @@ def test_a_run_opens_without_its_symbols(tmp_path, monkeypatch):
         file.unlink()
     run = worldmodels.load("run")
     assert np.array_equal(run.model.symbols.numpy(), drawn) and run.evaluate()["scores"] == before
-    assert {path.name for path in run.draw()} >= {"problem.png", "choices.png"}
+    assert {path.name for path in run.draw()} >= {"problem.png", "choices.png", "memory.png"}
 
 
 def test_esbn_compares_symbols_it_has_never_seen():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import at_least_one
+from ..data import sequences
 from ..data.babi import NULL, Batch
 
 
@@ -111,6 +112,36 @@ class MemoryNetwork(nn.Module):
             steps = steps + (there & (torch.rand(there.shape, device=there.device) < self.noise))
         back = steps.flip(1).cumsum(1).flip(1) - 1
         return back.clamp(0, len(self.time) - 1)
+
+
+class StoryMemory(MemoryNetwork):
+    """A memory network for the grid world, asked where both agents are, see ``StoryReader``.
+
+    Args:
+        word_size: d.
+        num_sentences: of the memory.
+        hops: K.
+    """
+
+    def __init__(self, word_size: int, num_sentences: int, *, hops: int):
+        super().__init__(len(sequences.VOCABULARY), word_size, num_sentences, hops=hops)
+        self.asked: Tensor
+        self.register_buffer("asked", sequences.QUESTIONS.clone(), persistent=False)
+
+    def forward(self, words: Tensor, first: int) -> Tensor:  # type: ignore[override]
+        """Scores of all words after each statement from the ``first`` on, ``(T - first, B, 2, V)``, of ``words (T, B, 4)``.
+
+        It looks at the whole story again for every question, so asking after every statement costs so many times as much.
+        """
+        T, B = words.shape[:2]
+        stretch, questions = torch.arange(B, device=words.device).repeat_interleave(2), self.asked.repeat(B, 1)
+        said = []
+        for told in range(first + 1, T + 1):
+            sentences = words[:told].transpose(0, 1)
+            there = torch.ones(B, told, dtype=torch.bool, device=words.device)
+            batch = Batch(sentences, there, stretch, torch.full_like(stretch, told), questions, questions[:, 0])
+            said.append(super().forward(batch).unflatten(0, (B, 2)))
+        return torch.stack(said)
 
 
 def _without_null(gradient: Tensor) -> Tensor:

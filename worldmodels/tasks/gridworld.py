@@ -10,13 +10,15 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from ..data import sequences as data
-from ..errors import UserError
+from ..errors import UserError, nearest
+from ..models.memory_network import StoryMemory
 from ..models.sequence import StoryReader
 from ..report import figures
 from ..report.choices import draw_choices
 from . import Batch, CoreBuilder, refuse_nothing, require_memory
 
 _EVALUATION_BATCH = 1000
+MODELS = ("core", "memory_network")
 
 
 class GridWorld:
@@ -42,6 +44,8 @@ class GridWorld:
         word_size: of an embedding.
         reads: what a step of the core is, one of the "statements" or of the "words". The paper's EntNet reads statements; it
             does not say what its LSTM reads, and LSTMs for question answering usually read words.
+        model: "core", or "memory_network" (``MemoryNetwork``), which needs no core, and which the paper compares with.
+        hops: of the memory network; None for the paper's ``length - 2``.
     """
 
     name = "gridworld"
@@ -59,7 +63,13 @@ class GridWorld:
         test_seed: int = 3,
         word_size: int = 20,
         reads: str = "statements",
+        model: str = "core",
+        hops: int | None = None,
     ):
+        if model not in MODELS:
+            raise UserError(f"task.model is {model!r}; {nearest(model, MODELS)}")
+        if hops is not None:
+            refuse_nothing(hops=hops)
         if reads not in ("statements", "words"):
             raise UserError(f"task.reads is {reads!r}; expected statements or words")
         refuse_nothing(test_size=test_size, word_size=word_size)
@@ -74,6 +84,7 @@ class GridWorld:
         self.variable_length = variable_length
         self.test_size, self.test_seed = test_size, test_seed
         self.word_size = word_size
+        self.kind, self.hops = model, hops or length - 2
 
     def collect(self, *, quiet: bool = False) -> None:
         """Nothing: stories are told as they are needed."""
@@ -82,8 +93,10 @@ class GridWorld:
         """Nothing: the options say it all."""
         return {}
 
-    def model(self, core: CoreBuilder, about: Mapping[str, Any]) -> StoryReader:
-        """A ``StoryReader``; without other sizes the core has the paper's five slots of 20."""
+    def model(self, core: CoreBuilder, about: Mapping[str, Any]) -> StoryReader | StoryMemory:
+        """A ``StoryReader``, without other sizes of a core of the paper's five slots of 20; or a ``StoryMemory``."""
+        if self.kind == "memory_network":
+            return StoryMemory(self.word_size, max(self.length, *self.test_lengths), hops=self.hops)
         num_tokens = data.STATEMENT_WORDS if self.reads == "statements" else 1
         built = core(self.word_size, num_tokens=num_tokens, num_slots=5, slot_size=20)
         require_memory(built, "the gridworld task")
@@ -103,7 +116,9 @@ class GridWorld:
         return {"loss": F.cross_entropy(scores.flatten(0, 2), where.flatten()), "error": error}
 
     @torch.no_grad()
-    def evaluate(self, model: StoryReader, limit: int | None = None, *, quiet: bool = True) -> dict[str, Any]:
+    def evaluate(
+        self, model: StoryReader | StoryMemory, limit: int | None = None, *, quiet: bool = True
+    ) -> dict[str, Any]:
         """The error for each length, beside that of saying where the agents were placed."""
         device = next(model.parameters()).device
         size = min(limit or self.test_size, self.test_size)
@@ -142,7 +157,7 @@ class GridWorld:
     @torch.no_grad()
     def draw(
         self,
-        model: StoryReader,
+        model: StoryReader | StoryMemory,
         result: Mapping[str, Any],
         metrics: Sequence[Mapping[str, Any]],
         folder: Path,
@@ -165,6 +180,8 @@ class GridWorld:
         words, where = words[:, example:], where[:, example:]
         answers = model(words.to(device), data.SHORTEST_STORY - 1).argmax(-1)[:, 0].cpu()
         written.append(_draw_story(data.tell(words[:, 0]), _cells(where[:, 0]), _cells(answers), folder / "story.png"))
+        if isinstance(model, StoryMemory):
+            return written
         return written + draw_choices(model.core, model.tokens(words.to(device)), folder)
 
 

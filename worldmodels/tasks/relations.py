@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
-from ..core import SequenceReader
+from ..core import SequenceReader, Tokens, unroll
+from ..cores.esbn import ESBN
 from ..data import sequences
 from ..data import symbols as pictures
 from ..data.relations import RULES, problems
@@ -18,7 +19,7 @@ from ..encoders import SYMBOL_ENCODERS, SymbolEncoder
 from ..errors import UserError, nearest
 from ..models.sequence import SymbolReader
 from ..report import figures
-from ..report.choices import draw_choices
+from ..report.choices import draw_choices, trace
 from . import Batch, CoreBuilder, refuse_equal_seeds, refuse_nothing, require_memory
 
 _EVALUATION_BATCH = 1000
@@ -253,6 +254,8 @@ class Relations:
         ]
         if isinstance(model.core, SequenceReader):
             return written
+        if isinstance(model.core, ESBN):
+            written.append(_draw_memory(model.core, model.tokens(problem), seen, folder / "memory.png"))
         return written + draw_choices(model.core, model.tokens(problem), folder)
 
 
@@ -261,6 +264,42 @@ def _spread(shares: Sequence[float]) -> str:
         return ""
     spread = f" ± {np.std(shares, ddof=1):.1f}" if len(shares) > 1 else ""
     return f"{np.mean(shares):.1f}{spread} ({len(shares)})"
+
+
+def _draw_memory(core: ESBN, tokens: Tokens, seen: Tensor, path: Path) -> Path:
+    """What ESBN wrote and read over a problem: how alike symbols are to it, what each step read, how alike its keys are.
+
+    Args:
+        core: the core.
+        tokens: of one problem, ``(T, 1, 1, F)``.
+        seen: its symbols, ``(T, 32, 32)``.
+        path: the file to write.
+    """
+    start = core.initial_state(1)
+    reads = trace(core, tokens, start)["memory_read"][:, 0]
+    _, state = unroll(core, tokens, start)
+    T, places = len(tokens.features), state["keys"].shape[1]
+    order = [t % places for t in range(max(0, T - places), T)]  # what a memory that is too small has lost is not drawn
+    values, keys = (F.normalize(state[name][0, order], dim=-1) for name in ("values", "keys"))
+    panels = {
+        "values: how alike two symbols are": (values @ values.t(), "RdBu_r", -1.0, "cosine"),
+        "what a step reads of what came before": (reads[-len(order) :][:, order], "Blues", 0.0, "weight"),
+        "keys: how alike what is bound to them": (keys @ keys.t(), "RdBu_r", -1.0, "cosine"),
+    }
+    figure = figures.blank(11.0, 4.3, layout="constrained")
+    strip = np.hstack([np.pad(symbol, 3, constant_values=255) for symbol in seen[T - len(order) :].numpy()])
+    for axis, (title, (cells, colors, low, scale)) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        shades = axis.imshow(cells.cpu().numpy(), cmap=colors, vmin=low, vmax=1.0)
+        n = len(order)
+        across = axis.inset_axes((0.0, 1.02, 1.0, 1.0 / n))
+        down = axis.inset_axes((-1.02 / n - 0.02, 0.0, 1.0 / n, 1.0))
+        for inset, picture in ((across, strip), (down, np.vstack(np.hsplit(strip, n)))):
+            inset.imshow(picture, cmap="gray", aspect="auto")
+            inset.set_axis_off()
+        axis.set_axis_off()
+        across.set_title(title, fontsize=9)
+        figure.colorbar(shades, ax=axis, label=scale, shrink=0.7, location="bottom")
+    return figures.save(figure, path)
 
 
 _ROWS: dict[str, tuple[tuple[str, int], ...]] = {  # what the symbols of a problem are, a row each
