@@ -83,12 +83,13 @@ class EntNet(nn.Module):
         return {"memory": memory, "keys": memory} if self.tied else {"memory": memory}
 
     def prepare(self, tokens: Tokens) -> Tokens:
-        """The encoded input s (eq. 1) as the only token, ``(..., 1, D)``; the mask says whether there was any."""
+        """The encoded input s (eq. 1), and below it W s, ``(..., 2, D)``; the mask says whether there was any input."""
         N = tokens.features.shape[-2]
         if N > len(self.masks):
             raise ValueError(f"got {N} tokens, but this EntNet has masks for {len(self.masks)}; set num_tokens={N}")
         encoded = (self.embed(present(tokens)) * self.masks[:N]).sum(-2, keepdim=True)
-        return Tokens(encoded, mask=None if tokens.mask is None else tokens.mask.any(-1, keepdim=True))
+        both = torch.cat([encoded, encoded if self.simple else self.W(encoded)], dim=-2)
+        return Tokens(both, mask=None if tokens.mask is None else tokens.mask.any(-1, keepdim=True))
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: the memories, ``(B, K, D)``, and the next state."""
@@ -96,18 +97,18 @@ class EntNet(nn.Module):
         return memory, state | {"memory": memory}
 
     def _run(self, tokens: Tokens, state: State) -> tuple[Tensor, Tensor]:
-        memory, s = state["memory"], tokens.features  # (B, K, D), (B, 1, D)
+        memory, (s, Ws) = state["memory"], tokens.features.unbind(1)  # (B, K, D), (B, D) each
         keys = state["keys"] if self.tied else self.keys
-        fit = ((memory + keys) * s).sum(-1)  # (B, K)
+        fit = (memory @ s[..., None])[..., 0] + (keys @ s[..., None])[..., 0]  # (B, K)
         gate = torch.sigmoid(fit if self.gate_bias is None else fit + self.gate_bias)  # eq. 2
         if tokens.mask is not None:
             gate = gate * tokens.mask
         if self.simple:
-            candidate = s
+            candidate = s[:, None]
         else:
-            total = self.U(memory) + self.V(keys) + self.W(s)
+            total = self.U(memory) + (self.V(keys) + Ws[:, None])
             candidate = self.phi(total.flatten(0, 1)).view_as(total)  # eq. 3
-        changed = memory + gate[..., None] * candidate  # eq. 4
+        changed = torch.addcmul(memory, gate[..., None], candidate)  # eq. 4
         if self.normalise:
             changed = F.normalize(changed, dim=-1)  # eq. 5
         if tokens.mask is not None:
