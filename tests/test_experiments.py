@@ -26,14 +26,17 @@ WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "rules", "mlp"}
 REFUSED = {  # which cores cannot do what an experiment asks
     **dict.fromkeys(("any", "block_physics", "shapes", "atari"), {"esbn"}),
     **dict.fromkeys(("adding", "gridworld", "relations", "babi"), WITHOUT_STATE),
+    "cbt": set(CORES) - {"entnet"},
     "arithmetic": set(CORES) - {"snps", "pnps", "routing"},
     **dict.fromkeys(("views", "balls_crops", "skirmish", "flatland"), WITHOUT_STATE - {"mlp"}),
 }
 NAMED = {"any": ["env.id=CartPole-v1", "encoder=vector"], "views": ["task.env_id=worldmodels/Skirmish-v0"]}
+NAMED["cbt"] = ["task.data=books"]
 NAMED["views"] += ["+task.env_kwargs.observation=units", "+task.env_kwargs.scenario=2m", "task.polar=true"]
 ABOUT = {  # what a task without an environment says of its data
     "relations": {"num_symbols": 100},
     "babi": {"vocabulary": ["mary", "where"], "longest": [7, 7]},
+    "cbt": {"vocabulary": ["alice", "said"]},
 }
 
 

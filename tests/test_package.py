@@ -81,6 +81,7 @@ LAYERS = [
             "relations",
             "babi",
             "babi_world",
+            "cbt",
         )
     },
     {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},
@@ -90,7 +91,7 @@ LAYERS = [
     {"worldmodels.tasks"},
     {
         f"worldmodels.tasks.{name}"
-        for name in ("transitions", "views", "adding", "arithmetic", "gridworld", "relations", "babi")
+        for name in ("transitions", "views", "adding", "arithmetic", "gridworld", "relations", "babi", "cbt")
     },
     {"worldmodels.config", "worldmodels.trust"},
     {"worldmodels.run"},

@@ -38,6 +38,8 @@ class EntNet(nn.Module):
         simple: the simple variant, ``U = V = 0``, ``W = I``, phi the identity (section 5.3).
         normalise: equation 5; the paper's simple variant goes without.
         biases: the authors' code, see above.
+        gate_masks: masks of their own for what the gates see, "separate input encodings for the update and gating functions"
+            (section 5.3).
     """
 
     capabilities = Capabilities(starts_from_slots=True)
@@ -53,6 +55,7 @@ class EntNet(nn.Module):
         simple: bool = False,
         normalise: bool = True,
         biases: bool = False,
+        gate_masks: bool = False,
     ):
         super().__init__()
         if keys not in KEYS:
@@ -68,6 +71,7 @@ class EntNet(nn.Module):
         if token_size != slot_size:
             self.embed = nn.Linear(token_size, slot_size, bias=False)
         self.masks = nn.Parameter(torch.ones(num_slots if num_tokens is None else num_tokens, slot_size))  # f_i
+        self.gate_masks = nn.Parameter(torch.ones_like(self.masks)) if gate_masks else None
         self.keys = nn.Parameter(torch.randn(num_slots, slot_size) * 0.1)  # w_j
         if not simple:
             self.U, self.V, self.W = (nn.Linear(slot_size, slot_size, bias=biases and name == "U") for name in "UVW")
@@ -83,12 +87,14 @@ class EntNet(nn.Module):
         return {"memory": memory, "keys": memory} if self.tied else {"memory": memory}
 
     def prepare(self, tokens: Tokens) -> Tokens:
-        """The encoded input s (eq. 1), and below it W s, ``(..., 2, D)``; the mask says whether there was any input."""
+        """The encoded input s (eq. 1) as gates see it, and below it W s, ``(..., 2, D)``; the mask says if there was any."""
         N = tokens.features.shape[-2]
         if N > len(self.masks):
             raise ValueError(f"got {N} tokens, but this EntNet has masks for {len(self.masks)}; set num_tokens={N}")
-        encoded = (self.embed(present(tokens)) * self.masks[:N]).sum(-2, keepdim=True)
-        both = torch.cat([encoded, encoded if self.simple else self.W(encoded)], dim=-2)
+        embedded = self.embed(present(tokens))
+        encoded = (embedded * self.masks[:N]).sum(-2, keepdim=True)
+        seen = encoded if self.gate_masks is None else (embedded * self.gate_masks[:N]).sum(-2, keepdim=True)
+        both = torch.cat([seen, encoded if self.simple else self.W(encoded)], dim=-2)
         return Tokens(both, mask=None if tokens.mask is None else tokens.mask.any(-1, keepdim=True))
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
@@ -104,7 +110,7 @@ class EntNet(nn.Module):
         if tokens.mask is not None:
             gate = gate * tokens.mask
         if self.simple:
-            candidate = s[:, None]
+            candidate = Ws[:, None]
         else:
             total = self.U(memory) + (self.V(keys) + Ws[:, None])
             candidate = self.phi(total.flatten(0, 1)).view_as(total)  # eq. 3

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from ..core import RecurrentCore, SequenceReader, State, Tokens, feature_size, read, unroll
-from ..cores.entnet import OutputModule
+from ..cores.entnet import EntNet, OutputModule
 from ..cores.esbn import TemporalContextNorm
 from ..data import sequences as data
 from ..data.babi import Batch
+from ..data.cbt import NULL, Windows
 from ..encoders import SymbolEncoder
 
 
@@ -216,3 +217,39 @@ class QuestionReader(nn.Module):
         starts = torch.zeros_like(batch.there)
         starts[:, 0] = True
         return Tokens(self.encode(batch.sentences[batch.there], 0)[:, None, None]), starts[batch.there][:, None]
+
+
+class CandidateReader(nn.Module):
+    """EntNet that reads windows of words around candidates, and answers with the candidate whose memory fits the query best.
+
+    Henaff et al. 2017, section 5.3: keys and first memories are the candidates' embeddings, and the answer is the
+    distribution ``p_j = softmax_j(q . h_j)`` itself, so there is no decoder. The query's window has masks of its own.
+
+    Departure: the paper trains by plain gradient descent, rate 0.001; our trainer is Adam's.
+
+    Args:
+        core: an EntNet with tied keys, whose tokens are words.
+        num_words: of the vocabulary, null and unknown words counted.
+        window: words of a window.
+        dropout: of features of embeddings, in training.
+    """
+
+    def __init__(self, core: EntNet, num_words: int, window: int, dropout: float):
+        super().__init__()
+        self.core: EntNet
+        self.core = core
+        self.words = nn.Embedding(num_words, core.token_size, padding_idx=NULL)
+        nn.init.normal_(self.words.weight[1:], std=0.1)
+        self.masks = nn.Parameter(torch.ones(window, core.token_size))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, batch: Windows) -> Tensor:
+        """Scores of the candidates, ``(B, C)``; of candidates that are none, the least there is."""
+        candidates = self.words(batch.candidates)  # (B, C, D)
+        read = batch.windows.transpose(0, 1)  # (L, B, b)
+        mask = (read != NULL) & batch.there.t()[..., None]
+        tokens = Tokens(self.drop(self.words(read)), mask=mask)
+        slots, _ = unroll(self.core, tokens, self.core.initial_state(len(candidates), candidates))
+        query = (self.drop(self.words(batch.queries)) * self.masks).sum(1)
+        fit = (slots[-1] @ query[..., None])[..., 0]
+        return fit.masked_fill(batch.candidates == NULL, torch.finfo(fit.dtype).min)

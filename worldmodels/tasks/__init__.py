@@ -22,6 +22,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "gridworld": {"_target_": "worldmodels.tasks.gridworld.GridWorld"},
     "relations": {"_target_": "worldmodels.tasks.relations.Relations"},
     "babi": {"_target_": "worldmodels.tasks.babi.Babi"},
+    "cbt": {"_target_": "worldmodels.tasks.cbt.ChildrensBookTest"},
 }
 
 Batch = Any
