@@ -410,6 +410,51 @@ KIND = {"entnet": "core", "memory_network": "memory_network"}
 STEPS = 400
 
 
+ENTITIES = ["football", "milk", "john", "kitchen"]
+
+
+@torch.no_grad()
+def test_keys_that_are_words():
+    """With keys tied to words, a story's memories begin as these words' embeddings, and each is read alone."""
+    asked, num_words, sizes = asked_of(2)
+    core = EntNet(6, 3, 6, num_tokens=1, keys="tied")
+    model = QuestionReader(core, num_words, 6, sizes, masked=True, entities=[4, 7, 9]).eval()
+    batch = babi.gather(asked, torch.tensor([3, 0, 17, 1]))
+    memory = model.read(batch)
+    for b in range(4):
+        keys = model.words.weight[[4, 7, 9]][None]
+        state, slots = core.initial_state(1, keys), None
+        for sentence in batch.sentences[batch.stretch[b], : batch.told[b]]:
+            s = sum(model.masks[0][j] * model.words.weight[word] for j, word in enumerate(sentence))
+            slots, state = core(core.prepare(Tokens(s[None, None])), state)
+        assert torch.allclose(memory[b], slots[0], atol=1e-5) and torch.equal(state["keys"], keys)
+    distances, words = model.nearest(batch)
+    for k in range(3):
+        said = model.answer.phi((model.answer.H(memory[1, k]))[None])[0]
+        plain = 1.0 - torch.nn.functional.cosine_similarity(said[None], model.answer.R.weight, dim=1)
+        assert int(words[1, k, 0]) == int(plain.argmin()) and torch.allclose(
+            distances[1, k], plain.sort().values, atol=1e-5
+        )
+
+
+def test_a_run_with_keys_that_are_words(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "experiment=babi", "core=entnet", "size=smoke", "task.number=2", "logger.progress=false"]
+    tied = [f"task.entities=[{','.join(ENTITIES)}]", "core.keys=tied"]
+    assert main([*words, *tied, "core.num_slots=4", "run=run"]) == 0
+    assert {path.name for path in worldmodels.load("run").draw()} >= {"story.png", "nearest.png"}
+    capsys.readouterr()
+    for more, says in (
+        ([*tied], "set core.num_slots=4 core.slot_size=20"),
+        (["core.keys=tied"], "give task.entities"),
+        ([tied[0]], "set core=entnet core.keys=tied"),
+        (["task.entities=[moon]", "core.keys=tied", "core.num_slots=1"], "the word 'moon' is not in the training data"),
+    ):
+        assert main([*words, *more, "run=other"]) == 2
+        said = capsys.readouterr().err
+        assert says in said and said.count("\n") == 1, said
+
+
 # ---- the task
 
 
@@ -470,6 +515,7 @@ def test_runs_are_scored_drawn_and_opened_again(trained):
         assert run.evaluate()["scores"] == saved["scores"]
         drawn = {path.name for path in run.draw()}
         assert "curves.png" in drawn and ("story.png" in drawn) == (name != "lstm")
+        assert ("nearest.png" in drawn) == (name != "memory")
 
 
 def test_the_best_of_several_runs_by_validation(trained, capsys):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import RecurrentCore, SequenceReader, State, Tokens, feature_size, read, unroll
@@ -183,11 +184,23 @@ class QuestionReader(nn.Module):
         word_size: of an embedding.
         sizes: the words of the longest sentence, and of the longest question.
         masked: False for a bag of words, ``f = 1``.
+        entities: words whose embeddings are the keys of an EntNet with tied keys, one a memory (its appendix C); none for
+            keys of the core's own.
     """
 
-    def __init__(self, core: RecurrentCore, num_words: int, word_size: int, sizes: tuple[int, int], *, masked: bool):
+    def __init__(
+        self,
+        core: RecurrentCore,
+        num_words: int,
+        word_size: int,
+        sizes: tuple[int, int],
+        *,
+        masked: bool,
+        entities: Sequence[int] = (),
+    ):
         super().__init__()
         self.core: RecurrentCore
+        self.entities = list(entities)
         self.core = core
         self.words = nn.Embedding(num_words, word_size, padding_idx=data.NULL)
         nn.init.normal_(self.words.weight[1:], std=0.1)
@@ -202,12 +215,38 @@ class QuestionReader(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Scores of all words, ``(B, num_words)``."""
-        tokens, starts = self.tokens(batch)
-        slots, _ = unroll(self.core, tokens, self.core.initial_state(1), starts)
-        before = batch.there.sum(1).cumsum(0) - batch.there.sum(1)  # sentences of the stretches before
-        memory = slots[before[batch.stretch] + batch.told - 1, 0]
-        scores: Tensor = self.answer(self.query(self.encode(batch.questions, 1)), memory)
+        scores: Tensor = self.answer(self.query(self.encode(batch.questions, 1)), self.read(batch))
         return scores
+
+    def read(self, batch: Batch) -> Tensor:
+        """The slots after what is told before each question, ``(B, K, D)``."""
+        if self.entities:
+            tokens = Tokens(
+                self.encode(batch.sentences, 0).transpose(0, 1)[:, :, None], mask=batch.there.t()[..., None]
+            )
+            slots, _ = unroll(self.core, tokens, self.initial_state(len(batch.there)))
+            return slots[batch.told - 1, batch.stretch]
+        tokens, starts = self.tokens(batch)
+        slots, _ = unroll(self.core, tokens, self.initial_state(1), starts)
+        before = batch.there.sum(1).cumsum(0) - batch.there.sum(1)  # sentences of the stretches before
+        return slots[before[batch.stretch] + batch.told - 1, 0]
+
+    def initial_state(self, batch_size: int) -> State:
+        """The core's, from the entities' embeddings where there are any."""
+        if not self.entities:
+            return self.core.initial_state(batch_size)
+        return self.core.initial_state(batch_size, self.words.weight[self.entities].expand(batch_size, -1, -1))
+
+    def nearest(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Which words each memory is nearest to after a story (the paper's Table 3).
+
+        Returns:
+            Cosine distances of ``phi(H h_j)`` to the rows of R (eq. 6), sorted, and the words, both ``(B, K, num_words)``.
+        """
+        memory = self.read(batch)
+        said = self.answer.phi(self.answer.H(memory).flatten(0, 1)).view_as(memory)
+        similarity = F.normalize(said, dim=-1) @ F.normalize(self.answer.R.weight, dim=-1).t()
+        return (1.0 - similarity).sort(dim=-1)
 
     def tokens(self, batch: Batch) -> tuple[Tokens, Tensor]:
         """All stretches of stories as one sequence ``(T, 1, 1, word_size)``, and where in it each begins, ``(T, 1)``.

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
+from ..cores.entnet import EntNet
 from ..data import babi, babi_world
 from ..errors import UserError, nearest
 from ..models.memory_network import MemoryNetwork
@@ -71,6 +72,8 @@ class Babi:
         test_questions: of our own stories.
         test_seed: of our own stories.
         validation: the share of the training questions that are for validation.
+        entities: words whose embeddings are the keys of ``core=entnet core.keys=tied``, one a memory, as in the paper's
+            appendix C, such as ``[football,milk,john,kitchen]``.
         hops: of the memory network.
         linear_start: of the memory network, the share of the training without softmaxes.
         noise: of the memory network, in the times of sentences.
@@ -95,6 +98,7 @@ class Babi:
         test_questions: int = 1000,
         test_seed: int = 3,
         validation: float = 0.1,
+        entities: Sequence[str] = (),
         hops: int = 3,
         linear_start: float = 0.1,
         noise: float = 0.1,
@@ -117,7 +121,7 @@ class Babi:
         self.kind, self.encoding, self.sentences, self.word_size = model, encoding, sentences, word_size
         self.sizes = {"train": train_questions, "test": test_questions}
         self.seeds = {"train": train_seed, "test": test_seed}
-        self.validation = validation
+        self.validation, self.entities = validation, list(entities)
         self.memory: dict[str, Any] = {"hops": hops, "linear_start": linear_start, "noise": noise}
         self._told: dict[tuple[int, str], babi.Told] = {}
         self._asked: dict[str, list[babi.Asked]] = {}
@@ -166,7 +170,21 @@ class Babi:
             return MemoryNetwork(num_words, self.word_size, most, position_encoding=positions, **self.memory)
         built = core(self.word_size, num_tokens=1, num_slots=20, slot_size=self.word_size)
         require_memory(built, "the babi task")
-        return QuestionReader(built, num_words, self.word_size, sizes, masked=positions)
+        tied = isinstance(built, EntNet) and built.tied
+        if tied != bool(self.entities):
+            mend = "give task.entities=[...], the words" if tied else "set core=entnet core.keys=tied"
+            raise UserError(f"keys are tied to words only where both are said: {mend}")
+        known = list(about["vocabulary"])
+        for word in self.entities:
+            if word not in known:
+                raise UserError(f"task.entities: the word {word!r} is not in the training data; {nearest(word, known)}")
+        if self.entities and (built.num_slots, built.slot_size) != (len(self.entities), self.word_size):
+            raise UserError(
+                f"{len(self.entities)} entities of {self.word_size} are the keys; set core.num_slots={len(self.entities)} "
+                f"core.slot_size={self.word_size}"
+            )
+        entities = [known.index(word) + 1 for word in self.entities]
+        return QuestionReader(built, num_words, self.word_size, sizes, masked=positions, entities=entities)
 
     def _most(self, number: int) -> int:
         return self.sentences or (130 if number == 3 else 70)
@@ -319,17 +337,35 @@ class Babi:
             return [*written, _draw_story(story, shown, columns, title, "attention", folder / "story.png")]
         assert isinstance(model, QuestionReader)
         tokens, _ = model.tokens(batch)
-        gates = trace(model.core, tokens, model.core.initial_state(1)).get("gate")
+        written.append(_draw_nearest(model, batch, self.entities, known, folder / "nearest.png"))
+        gates = trace(model.core, tokens, model.initial_state(1)).get("gate")
         if gates is not None:
-            columns = [str(k + 1) for k in range(gates.shape[2])]
+            columns = self.entities or [str(k + 1) for k in range(gates.shape[2])]
             written.append(_draw_story(story, gates[:, 0].cpu(), columns, title, "gate open", folder / "story.png"))
-        return written + draw_choices(model.core, tokens, folder)
+        return written if self.entities else written + draw_choices(model.core, tokens, folder)
 
 
 def _column(result: Mapping[str, Any]) -> str:
     """What the runs of a column have in common."""
     name = "MemN2N" if result["model"] == "memory_network" else str(result["core"])
     return name + (", bag of words" if result["encoding"] == "bag" else "") + (", jointly" if result["jointly"] else "")
+
+
+def _draw_nearest(
+    model: QuestionReader, batch: babi.Batch, entities: Sequence[str], known: Sequence[str], path: Path
+) -> Path:
+    """The two words nearest to each memory after a story, with their cosine distances (the paper's Table 3)."""
+    distances, words = (part[0].cpu() for part in model.nearest(batch))
+    K = len(words)
+    names = entities or [str(k + 1) for k in range(K)]
+    cells = [[f"{known[int(words[k, n])]}  {float(distances[k, n]):.3f}" for n in range(2)] for k in range(K)]
+    figure = figures.blank(6.0, 0.28 * K + 0.8, layout="constrained")
+    axis = figure.subplots()
+    axis.set_axis_off()
+    axis.set_title("the words nearest to each memory after the story, and their cosine distance", fontsize=9)
+    table = axis.table(cells, rowLabels=list(names), colLabels=["nearest", "second"], loc="center", cellLoc="left")
+    table.set_fontsize(9)
+    return figures.save(figure, path)
 
 
 def _draw_story(
