@@ -420,7 +420,7 @@ def test_a_task_trains_evaluates_and_draws(at_home, capsys, task, core):
     assert loaded.evaluate()["scores"] == saved["scores"]
     lines = read_metrics(run)
     assert [line["step"] for line in lines if "task/loss" in line] == [2, 4, 6]
-    assert {"task/gradient_norm", "train/learning_rate", "time/sequences_per_second"} <= set(lines[0])
+    assert {"task/gradient_norm", "train/learning_rate", f"time/{loaded.task.unit}_per_second"} <= set(lines[0])
 
 
 @pytest.mark.parametrize(("task", "core"), EXPERIMENTS)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core import RecurrentCore, SequenceReader, State, Tokens, feature_size, read, unroll
-from ..cores.entnet import EntNet, OutputModule
+from ..cores.entnet import OutputModule
 from ..cores.esbn import TemporalContextNorm
 from ..data import sequences as data
 from ..data.babi import Batch
@@ -273,9 +273,9 @@ class CandidateReader(nn.Module):
         dropout: of features of embeddings, in training.
     """
 
-    def __init__(self, core: EntNet, num_words: int, window: int, dropout: float):
+    def __init__(self, core: RecurrentCore, num_words: int, window: int, dropout: float):
         super().__init__()
-        self.core: EntNet
+        self.core: RecurrentCore
         self.core = core
         self.words = nn.Embedding(num_words, core.token_size, padding_idx=NULL)
         nn.init.normal_(self.words.weight[1:], std=0.1)

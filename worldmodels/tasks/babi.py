@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
-from ..cores.entnet import EntNet
 from ..data import babi, babi_world
 from ..errors import UserError, nearest
 from ..models.memory_network import MemoryNetwork
@@ -170,7 +169,7 @@ class Babi:
             return MemoryNetwork(num_words, self.word_size, most, position_encoding=positions, **self.memory)
         built = core(self.word_size, num_tokens=1, num_slots=20, slot_size=self.word_size)
         require_memory(built, "the babi task")
-        tied = isinstance(built, EntNet) and built.tied
+        tied = bool(getattr(built, "tied", False))
         if tied != bool(self.entities):
             mend = "give task.entities=[...], the words" if tied else "set core=entnet core.keys=tied"
             raise UserError(f"keys are tied to words only where both are said: {mend}")

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
-from ..core import SequenceReader, Tokens, unroll
-from ..cores.esbn import ESBN
+from ..core import RecurrentCore, SequenceReader, Tokens, unroll
 from ..data import sequences
 from ..data import symbols as pictures
 from ..data.relations import RULES, problems
@@ -254,7 +253,7 @@ class Relations:
         ]
         if isinstance(model.core, SequenceReader):
             return written
-        if isinstance(model.core, ESBN):
+        if {"keys", "values"} <= set(model.core.initial_state(1)):
             written.append(_draw_memory(model.core, model.tokens(problem), seen, folder / "memory.png"))
         return written + draw_choices(model.core, model.tokens(problem), folder)
 
@@ -266,11 +265,11 @@ def _spread(shares: Sequence[float]) -> str:
     return f"{np.mean(shares):.1f}{spread} ({len(shares)})"
 
 
-def _draw_memory(core: ESBN, tokens: Tokens, seen: Tensor, path: Path) -> Path:
+def _draw_memory(core: RecurrentCore, tokens: Tokens, seen: Tensor, path: Path) -> Path:
     """What ESBN wrote and read over a problem: how alike symbols are to it, what each step read, how alike its keys are.
 
     Args:
-        core: the core.
+        core: one whose state holds "keys" and "values".
         tokens: of one problem, ``(T, 1, 1, F)``.
         seen: its symbols, ``(T, 32, 32)``.
         path: the file to write.
