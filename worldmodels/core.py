@@ -322,6 +322,7 @@ def _run(core: RecurrentCore, tokens: Tokens, sizes: list[int], state: State) ->
         slots.append(slots_t)
         going_on = sizes[step + 1] if step + 1 < len(sizes) else 0
         if going_on < sizes[step]:
-            ended.append({name: leaf[going_on:] for name, leaf in state.items()})
-            state = {name: leaf[:going_on] for name, leaf in state.items()}
+            parted = {name: leaf.split([going_on, sizes[step] - going_on]) for name, leaf in state.items()}
+            ended.append({name: over for name, (_, over) in parted.items()})
+            state = {name: on for name, (on, _) in parted.items()}
     return torch.cat(slots), {name: torch.cat([part[name] for part in reversed(ended)]) for name in state}
