@@ -73,8 +73,8 @@ class BouncingBalls(BatchedEnv):
     Observations: "frames" (H, W, C) uint8, C = 3 with ``colours``, else 1; "state", the table (rows, 10) float32 whose
     columns are ``COLUMNS``; "crops", a dict of "views" (N, crop_size, crop_size, C) uint8 around random pixels drawn at
     every step, their "positions" (N, 2) float32 row and column, and "mask" (N,) int8, all ones. The table has a row for
-    every ball an episode may have, zeros for those it has not, and last the fixed ball, if any. ``frames`` and ``crops``
-    draw views from stored tables.
+    every ball an episode may have, zeros for those it has not, and last the fixed ball, if any. ``frames``,
+    ``masks`` and ``crops`` draw from stored tables.
 
     ``reset(options={"state": (B, rows, 10)})`` sets the table. ``info`` holds "positions" (B, rows, 2), x and y.
 
@@ -419,6 +419,23 @@ class BouncingBalls(BatchedEnv):
                 torch.index_select(self._pixels, 0, _numbers(bits[0], size), out=words[part].view(-1))
         return _bytes(words, size).view(*axes, size, size, self.channels)
 
+    def masks(self, states: Tensor) -> Tensor:
+        """Which pixels of the frames show which ball; of balls behind others, or behind the curtain, what is seen of them.
+
+        Args:
+            states: tables (..., rows, 10).
+
+        Returns:
+            (..., rows, H, W) bool on the tables' device.
+        """
+        tables, axes = self._flat(states)
+        size = self.image_size
+        words = tables.new_empty((self.rows, len(tables), size, _octets(size), 1), dtype=torch.int64)
+        for part in self._parts(tables, size):
+            numbers = _numbers(self._bits(tables[part], apart=True), size)
+            words[:, part] = self._pixels.index_select(0, numbers).view(words[:, part].shape)
+        return (_bytes(words, size)[..., 0] > 0).movedim(0, 1).reshape(*axes, self.rows, size, size)
+
     def crops(self, states: Tensor, positions: Tensor) -> Tensor:
         """Draw squares of ``crop_size`` cut from the frames, without the frames; beyond the frame all is 0.
 
@@ -455,8 +472,8 @@ class BouncingBalls(BatchedEnv):
         each = max(1, numbers // (self.rows * lines))
         return (slice(start, start + each) for start in range(0, len(tables), each))
 
-    def _bits(self, tables: Tensor) -> Tensor:
-        """Bits (balls, M, H, words) of the pixels that show a ball; without colours one "ball" stands for all.
+    def _bits(self, tables: Tensor, *, apart: bool = False) -> Tensor:
+        """Bits (balls, M, H, words) of the pixels that show a ball; without colours one "ball" stands for all, if not apart.
 
         In each row of pixels a ball lights one run. Float64 leaves no doubt about a pixel of a float32 state.
         """
@@ -471,7 +488,7 @@ class BouncingBalls(BatchedEnv):
         runs = runs.view(begin.shape)  # (rows, M, lines, words)
         bits = runs.new_zeros(*row.shape[:2], self.image_size, len(self._first_pixel))
         bits.scatter_(2, row[..., None].expand(runs.shape), runs)
-        bits = _in_front(bits) if self.num_colours else _any(bits)
+        bits = _in_front(bits) if self.num_colours or apart else _any(bits)
         return bits & self._open if self.curtain else bits
 
     def _lines(self, tables: Tensor) -> Tensor:

@@ -82,16 +82,17 @@ LAYERS = [
             "babi",
             "babi_world",
             "cbt",
+            "video",
         )
     },
     {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},
-    {f"worldmodels.models.{name}" for name in ("world_model", "views", "sequence", "memory_network")},
+    {f"worldmodels.models.{name}" for name in ("world_model", "views", "sequence", "memory_network", "video")},
     {"worldmodels.ranking", "worldmodels.seeing", "worldmodels.logging", "worldmodels.training", "worldmodels.report"},
-    {f"worldmodels.report.{name}" for name in ("figures", "tables", "transitions", "choices", "views")},
+    {f"worldmodels.report.{name}" for name in ("figures", "tables", "transitions", "choices", "views", "video")},
     {"worldmodels.tasks"},
     {
         f"worldmodels.tasks.{name}"
-        for name in ("transitions", "views", "adding", "arithmetic", "gridworld", "relations", "babi", "cbt")
+        for name in ("transitions", "views", "adding", "arithmetic", "gridworld", "relations", "babi", "cbt", "video")
     },
     {"worldmodels.config", "worldmodels.trust"},
     {"worldmodels.run"},

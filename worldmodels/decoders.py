@@ -1,4 +1,4 @@
-"""Vectors to local views: what would be seen at a queried position."""
+"""Vectors to local views, and slots to frames."""
 
 import math
 
@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .encoders import ResidualBlock, convolution, halved, of_order_one
+from .attention import join_heads, scores, split_heads
+from .encoders import SMALLEST_MAP, ResidualBlock, convolution, halved, halvings, of_order_one
 
 
 class ViewDecoder(nn.Module):
@@ -68,3 +69,137 @@ class ViewDecoder(nn.Module):
             features = torch.cat([features, of_order_one(places)], dim=1)
         maps = F.interpolate(self.own(self.input(features).unflatten(1, self.first)), size=self.second)
         return self.output(F.interpolate(self.wider(maps), size=self.view_shape[1:]))
+
+
+class SlotReadout(nn.Module):
+    """All slots as one vector, whatever their order: SCOFF's readout (Goyal et al. 2020, section 4).
+
+    "The state of each OF is remapped by a siamese network [...] and used by an attention-based mechanism operating over the
+    OF slots to ensure exchangeability": ``u_k = ELU(W h_k)``, and learned queries, one for each head, read the ``u_k``. The
+    paper says no more; the layers are ours.
+
+    Args:
+        slot_size: D.
+        size: of the vector.
+        num_heads: queries.
+    """
+
+    def __init__(self, slot_size: int, size: int, *, num_heads: int = 8):
+        super().__init__()
+        self.num_heads = num_heads
+        self.siamese = nn.Sequential(nn.Linear(slot_size, size), nn.ELU())
+        self.key_value = nn.Linear(size, 2 * size)
+        self.queries = nn.Parameter(torch.randn(num_heads, 1, size // num_heads))
+
+    def forward(self, slots: Tensor) -> Tensor:
+        """Slots ``(B, K, D)`` as vectors ``(B, size)``."""
+        keys, values = (split_heads(x, self.num_heads) for x in self.key_value(self.siamese(slots)).chunk(2, dim=-1))
+        weights = torch.softmax(scores(self.queries.expand(len(slots), -1, -1, -1), keys), dim=-1)
+        return join_heads(weights @ values)[:, 0]
+
+
+class FrameDecoder(nn.Module):
+    """R-NEM's decoder: two linear layers to a map of 8 x 8, then doublings, each with a convolution of 4 x 4.
+
+    van Steenkiste et al. 2018, appendix: linear 512, linear 8 * 8 * 64, LayerNorm and ELU after both; three times a doubling
+    to the nearest neighbour and a convolution, of 32, 16 and as many channels as a frame has, LayerNorm and ELU between them.
+    Smaller frames take fewer of these.
+
+    Args:
+        size: of the vectors.
+        frame_shape: ``(C, H, W)`` of the result, H = W = 16, 32, 64 or 128.
+        channels: of the first map; each later one has half as many.
+        hidden_size: of the first layer.
+    """
+
+    def __init__(self, size: int, frame_shape: tuple[int, ...], *, channels: int = 64, hidden_size: int = 512):
+        super().__init__()
+        times = halvings(frame_shape)
+        self.channels = channels
+        self.linear = nn.Sequential(
+            *(nn.Linear(size, hidden_size), nn.LayerNorm(hidden_size), nn.ELU()),
+            *(nn.Linear(hidden_size, SMALLEST_MAP**2 * channels), nn.LayerNorm(SMALLEST_MAP**2 * channels), nn.ELU()),
+        )
+        layers: list[nn.Module] = []
+        for i in range(times):
+            after = frame_shape[0] if i == times - 1 else max(1, channels >> i + 1)
+            layers += [nn.Upsample(scale_factor=2), nn.ZeroPad2d((1, 2, 1, 2))]
+            layers += [nn.Conv2d(max(1, channels >> i), after, 4)]
+            if i < times - 1:
+                layers += [nn.GroupNorm(1, after), nn.ELU()]
+        self.convolutions = nn.Sequential(*layers)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Vectors ``(B, size)`` as frames ``(B, C, H, W)``."""
+        frames: Tensor = self.convolutions(self.linear(vectors).unflatten(1, (self.channels, SMALLEST_MAP, SMALLEST_MAP)))
+        return frames
+
+
+class JointDecoder(nn.Module):
+    """One frame of all slots together: SCOFF's readout and R-NEM's decoder. A single slot is decoded as it is.
+
+    Args:
+        num_slots: K, of which other numbers may be decoded if it is above 1.
+        slot_size: D.
+        frame_shape: ``(C, H, W)``.
+        channels: see ``FrameDecoder``.
+        hidden_size: of the readout's vector and of the decoder's first layer.
+        exchangeable: False lays the slots side by side instead, for cores whose slots are not of a kind.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        slot_size: int,
+        frame_shape: tuple[int, ...],
+        *,
+        channels: int,
+        hidden_size: int,
+        exchangeable: bool,
+    ):
+        super().__init__()
+        attends = num_slots > 1 and exchangeable
+        self.readout: nn.Module = SlotReadout(slot_size, hidden_size) if attends else nn.Flatten()
+        size = hidden_size if attends else num_slots * slot_size
+        self.decoder = FrameDecoder(size, frame_shape, channels=channels, hidden_size=hidden_size)
+
+    def forward(self, slots: Tensor) -> Tensor:
+        """Slots ``(B, K, D)`` as the logits of frames, ``(B, C, H, W)``."""
+        frames: Tensor = self.decoder(self.readout(slots))
+        return frames
+
+
+class SlotDecoder(nn.Module):
+    """Every slot as a mask and colours of its own, and the frame as their mixture.
+
+    ``p = sum_k m_k c_k`` with ``m = softmax_k`` of the masks' logits and ``c_k`` the sigmoid of the colours', as slot
+    attention (Locatello et al. 2020) and NPS's bouncing balls (Goyal et al. 2021, Table 4) do; each slot goes through the same
+    ``FrameDecoder``, so slots are exchangeable and any number of them can be decoded.
+
+    Args:
+        slot_size: D.
+        frame_shape: ``(C, H, W)``.
+        channels: see ``FrameDecoder``.
+        hidden_size: see ``FrameDecoder``.
+    """
+
+    def __init__(self, slot_size: int, frame_shape: tuple[int, ...], *, channels: int, hidden_size: int):
+        super().__init__()
+        C, H, W = frame_shape
+        self.decoder = FrameDecoder(slot_size, (C + 1, H, W), channels=channels, hidden_size=hidden_size)
+
+    def forward(self, slots: Tensor) -> Tensor:
+        """Slots ``(B, K, D)`` as the logits of frames, ``(B, C, H, W)``."""
+        log_masks, colours = self._parts(slots)
+        lit = (log_masks + F.logsigmoid(colours)).logsumexp(1)
+        dark = (log_masks + F.logsigmoid(-colours)).logsumexp(1)
+        return lit - dark  # the logit of a mixture: log p - log(1 - p)
+
+    def parts(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The masks ``(B, K, H, W)``, which add up to 1 over the slots, and colours ``(B, K, C, H, W)`` in 0 to 1."""
+        log_masks, colours = self._parts(slots)
+        return log_masks[:, :, 0].exp(), colours.sigmoid()
+
+    def _parts(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        each = self.decoder(slots.flatten(0, 1)).unflatten(0, slots.shape[:2])  # (B, K, C + 1, H, W)
+        return torch.log_softmax(each[:, :, :1], dim=1), each[:, :, 1:]

@@ -1,5 +1,6 @@
-"""Observations to slots."""
+"""Observations to slots, and to the tokens that a core reads."""
 
+from itertools import pairwise
 from typing import Annotated, Protocol, runtime_checkable
 
 import torch
@@ -418,6 +419,83 @@ class SymbolEncoder(nn.Module):
         """Vectors of a batch of symbols."""
         vectors: Tensor = self.layers(symbols[:, None] / 255.0)
         return vectors
+
+SMALLEST_MAP = 8  # pixels on a side to which frames are halved
+
+
+def halvings(frame_shape: tuple[int, ...]) -> int:
+    """How often frames ``(C, H, W)`` are halved until they are of 8 x 8 pixels.
+
+    Raises:
+        UserError: frames for which that is no whole number above 0.
+    """
+    _, height, width = frame_shape
+    times = (height // SMALLEST_MAP).bit_length() - 1
+    if height != width or times < 1 or SMALLEST_MAP * 2**times != height:
+        raise UserError(
+            f"frames are {height} x {width}; expected 16 x 16, 32 x 32, 64 x 64 or 128 x 128, as with env.kwargs.image_size=32"
+        )
+    return times
+
+
+class FrameEncoder(nn.Module):
+    """R-NEM's encoder of a frame: convolutions of 4 x 4 and stride 2, each with LayerNorm and ELU, down to 8 x 8.
+
+    van Steenkiste et al. 2018, "Relational Neural Expectation Maximization", appendix; SCOFF uses it for all its videos. At
+    64 x 64 these are three, of 16, 32 and 64 channels; smaller frames go without the first, so that a position covers as
+    much of the scene. What a core reads of it:
+
+    - "positions": a token for each of the 64 places, ``a_p = [c_p e_p]``, the features there beside a learned code of the
+      place (Goyal et al. 2020, Algorithm 1, step 1), for which object files compete;
+    - "vector": one token, a linear layer of all of them with LayerNorm and ELU (R-NEM's own).
+
+    Args:
+        frame_shape: ``(C, H, W)``, H = W = 16, 32, 64 or 128.
+        tokens: "positions" or "vector".
+        channels: of the last convolution, each before it has half as many.
+        place_size: of a place's code.
+        vector_size: of the vector.
+    """
+
+    def __init__(
+        self,
+        frame_shape: tuple[int, ...],
+        *,
+        tokens: str = "positions",
+        channels: Annotated[int, AT_LEAST_ONE] = 64,
+        place_size: Annotated[int, AT_LEAST_ONE] = 16,
+        vector_size: Annotated[int, AT_LEAST_ONE] = 512,
+    ):
+        super().__init__()
+        if tokens not in FRAME_TOKENS:
+            raise ValueError(f"tokens is {tokens!r}; expected one of {', '.join(FRAME_TOKENS)}")
+        times = halvings(frame_shape)
+        sizes = [frame_shape[0], *(max(1, channels >> times - 1 - i) for i in range(times))]
+        layers: list[nn.Module] = []
+        for before, after in pairwise(sizes):
+            layers += [nn.Conv2d(before, after, 4, 2, 1), nn.GroupNorm(1, after), nn.ELU()]
+        self.convolutions = nn.Sequential(*layers)
+        self.places: nn.Parameter | None = None
+        if tokens == "positions":
+            self.num_tokens, self.token_size = SMALLEST_MAP**2, channels + place_size
+            self.places = nn.Parameter(torch.randn(self.num_tokens, place_size))
+        else:
+            self.num_tokens, self.token_size = 1, vector_size
+            self.vector = nn.Sequential(
+                nn.Linear(SMALLEST_MAP**2 * channels, vector_size), nn.LayerNorm(vector_size), nn.ELU()
+            )
+
+    def forward(self, frames: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N F"]:
+        """Tokens of a batch of frames."""
+        maps = self.convolutions(frames)
+        if self.places is None:
+            vectors: Tensor = self.vector(maps.flatten(1))
+            return vectors[:, None]
+        features = maps.flatten(2).transpose(1, 2)
+        return torch.cat([features, self.places.expand(len(frames), -1, -1)], dim=-1)
+
+
+FRAME_TOKENS = ("positions", "vector")
 
 
 ENCODERS = {

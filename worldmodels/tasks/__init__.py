@@ -23,6 +23,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "relations": {"_target_": "worldmodels.tasks.relations.Relations"},
     "babi": {"_target_": "worldmodels.tasks.babi.Babi"},
     "cbt": {"_target_": "worldmodels.tasks.cbt.ChildrensBookTest"},
+    "video": {"_target_": "worldmodels.tasks.video.Video"},
 }
 
 Batch = Any

@@ -1,0 +1,143 @@
+"""Pictures and films of videos: true beside imagined frames, what each slot drew, and which schema was used when."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from .figures import COLORS, WIDEST, as_losses, blank, legend, rgb, save, whole_numbers
+
+_SHOWN = 12  # frames of a rollout side by side
+
+
+def _picture(frame: Tensor) -> np.ndarray:
+    """A frame ``(C, H, W)`` in [0, 1] as ``(H, W, 3)``."""
+    return frame.detach().cpu().expand(3, -1, -1).movedim(0, -1).numpy()
+
+
+def along(errors: Mapping[str, Mapping[str, Sequence[float]]], prompt: int, path: Path) -> Path:
+    """The error of imagined frames against their number, a panel for each variant.
+
+    Args:
+        errors: by variant and by who said the frames ("model", "copy", "blurred"), the error at each step.
+        prompt: true frames before them.
+        path: the file to write.
+    """
+    figure = blank(min(WIDEST, 4.2 * len(errors)), 3.4, layout="constrained")
+    axes = figure.subplots(1, len(errors), squeeze=False)[0]
+    said = {"model": "the model", "copy": "a copy of the last true frame", "blurred": "the true frame, blurred"}
+    for axis, (variant, lines) in zip(axes, errors.items(), strict=True):
+        for i, (name, values) in enumerate(lines.items()):
+            axis.plot(range(1, len(values) + 1), values, color=COLORS[i], ls="-" if i == 0 else "--", label=said[name])
+        axis.set(xlabel="imagined frame", title=variant)
+        as_losses(axis)
+        whole_numbers(axis)
+    axes[0].set_ylabel("squared error of pixels")
+    legend(axes[-1])
+    figure.suptitle(f"test videos: frames imagined after {prompt} true ones", fontsize=10)
+    return save(figure, path)
+
+
+def rollout(
+    frames: Tensor, said: Tensor, parts: tuple[Tensor, Tensor] | None, folder: Path, suffix: str
+) -> list[Path]:
+    """A test video and what a model made of it, as a strip of frames and as a film.
+
+    Args:
+        frames: true, ``(T, C, H, W)``.
+        said: the imagined ones of the last S steps, ``(S, C, H, W)``.
+        parts: masks ``(S, K, H, W)`` and colours ``(S, K, C, H, W)`` of the slots; None where a frame is drawn by all at once.
+        folder: where the files go.
+        suffix: of their names.
+    """
+    S = len(said)
+    prompt = len(frames) - S
+    rows: dict[str, Tensor] = {"true": frames[prompt:], "imagined": said}
+    if parts is not None:
+        masks, colours = parts
+        for k in range(masks.shape[1]):
+            rows[f"slot {k + 1}"] = masks[:, k, None] * colours[:, k]
+    every = max(1, -(-S // _SHOWN))
+    steps = range(0, S, every)
+    figure = blank(min(WIDEST, 0.95 * len(steps) + 1.2), 0.95 * len(rows) + 0.6, layout="constrained")
+    axes = figure.subplots(len(rows), len(steps), squeeze=False)
+    for i, (name, shown) in enumerate(rows.items()):
+        for column, t in enumerate(steps):
+            axis = axes[i, column]
+            axis.imshow(_picture(shown[t]), vmin=0, vmax=1)
+            axis.set(xticks=[], yticks=[])
+            if i == 0:
+                axis.set_title(f"frame {t + 1}", fontsize=8)
+        axes[i, 0].set_ylabel(name, fontsize=8)
+    figure.suptitle(f"a test video after its first {prompt} frames, and what the model imagines", fontsize=9)
+    return [save(figure, folder / f"rollout{suffix}.png"), _film(frames, rows, prompt, folder / f"rollout{suffix}.gif")]
+
+
+def _film(frames: Tensor, rows: Mapping[str, Tensor], prompt: int, path: Path) -> Path:
+    """The rows side by side, frame by frame; in the prompt there is nothing to compare yet."""
+    size = frames.shape[-1]
+    scale = max(1, 160 // size)
+    films = []
+    for t in range(len(frames)):
+        cells = []
+        for name, shown in rows.items():
+            frame = frames[t] if name == "true" else shown[t - prompt] if t >= prompt else torch.zeros_like(frames[t])
+            enlarged = Image.fromarray((255 * _picture(frame)).round().astype(np.uint8))
+            cells.append((name, enlarged.resize((size * scale, size * scale), Image.Resampling.NEAREST)))
+        width, height = size * scale, size * scale
+        canvas = Image.new("RGB", (len(cells) * (width + 4) - 4, height + 14), (90, 90, 90))
+        pen = ImageDraw.Draw(canvas)
+        for i, (name, cell) in enumerate(cells):
+            canvas.paste(cell, (i * (width + 4), 14))
+            said = f"{name}, frame {t + 1}" if name == "true" else name if t >= prompt else "sees true frames"
+            pen.text((i * (width + 4) + 3, 1), said, fill=(255, 255, 255))
+        films.append(canvas)
+    films[0].save(path, save_all=True, append_images=films[1:], duration=120, loop=0)
+    return path
+
+
+def schemata(frames: Tensor, schema: Tensor, laws: Tensor | None, names: Sequence[str], path: Path) -> Path:
+    """Frames of a video, the law by which the object moves on from each, and the schema of every object file (Fig. 3, 4, 14).
+
+    Args:
+        frames: ``(T, C, H, W)``.
+        schema: of each file, ``(T, K)``.
+        laws: ``(T,)``; None where they are not known.
+        names: of the laws.
+        path: the file to write.
+    """
+    schema = schema.cpu()
+    T, K = schema.shape
+    shown = min(T, 2 * _SHOWN)
+    at = np.linspace(0, T - 1, shown).round().astype(int)
+    rows = K + (laws is not None)
+    figure = blank(WIDEST, 1.5 + 0.28 * rows, layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=[1.0, 0.3 * rows])
+    strip = np.hstack([np.pad(_picture(frames[t]), ((1, 1), (1, 1), (0, 0)), constant_values=0.5) for t in at])
+    above.imshow(strip, aspect="equal", vmin=0, vmax=1)
+    above.set_axis_off()
+    cells = np.full((rows, shown, 3), 0.94)
+    text = []
+    if laws is not None:
+        for column, t in enumerate(at):
+            cells[0, column] = rgb(COLORS[(int(laws[t]) + 5) % len(COLORS)])
+            text.append((column, 0, names[int(laws[t])][0].upper()))
+    for k in range(K):
+        row = k + (laws is not None)
+        for column, t in enumerate(at):
+            cells[row, column] = rgb(COLORS[int(schema[t, k]) % len(COLORS)])
+            text.append((column, row, str(int(schema[t, k]) + 1)))
+    below.imshow(cells, aspect="auto")
+    for x, y, said in text:
+        below.text(x, y, said, ha="center", va="center", fontsize=7, color="white")
+    labels = [f"schema of file {k + 1}" for k in range(K)]
+    if laws is not None:
+        labels.insert(0, "law: " + ", ".join(f"{name[0].upper()} {name}" for name in names))
+    below.set_yticks(range(rows), labels, fontsize=8)
+    below.set_xticks(range(shown), [str(t + 1) for t in at], fontsize=7)
+    below.set_xlabel("frame")
+    figure.suptitle("a test video, and the schema each object file uses after every frame", fontsize=9)
+    return save(figure, path)

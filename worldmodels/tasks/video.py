@@ -1,0 +1,444 @@
+"""Video prediction: SCOFF's experiments on moving pictures, on any environment that draws frames of its states."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.table import Table
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from ..data.collect import collected
+from ..data.environments import make_envs
+from ..data.video import Videos, frame_shape
+from ..decoders import JointDecoder, SlotDecoder
+from ..encoders import FRAME_TOKENS, FrameEncoder
+from ..errors import UserError, nearest
+from ..logging import progress_bar
+from ..models.video import VideoModel
+from ..report import figures
+from ..report import video as pictures
+from ..report.choices import draw_choices, trace
+from . import Batch, CoreBuilder, refuse_equal_seeds, refuse_nothing, require_memory
+
+DECODERS = ("joint", "slots")
+READOUTS = ("attention", "concatenated")
+_EPISODES_AT_ONCE = 50  # of an evaluation, so that memory stays bounded
+_SETTLED = 5  # frames after which a law that has to be told from motion counts: the paper's "about five"
+_USED = 0.01  # a schema chosen less often than this counts as not used
+
+
+class Video:
+    """Say the next frame of a video, and then go on from what was said.
+
+    Goyal et al. 2020, "Factorizing Declarative and Procedural Knowledge in Structured, Dynamical Environments" (SCOFF),
+    section 5. Training: windows of ``window`` + 1 frames, the binary cross-entropy of every next frame. Test: ``prompt``
+    true frames, then ``imagined`` more that the model says from its own; the squared error of pixels at the ``horizons``,
+    beside those of a copy of the last true frame and of the true frame blurred (``_blurred``), and relative to a GRU where
+    one is in the table (the paper's Fig. 5, 7).
+
+    Where the environment tells by which law its object moves (``laws(states)``, as ``worldmodels/OneBall-v0`` does) and the
+    core chooses schemata, it is measured whether each schema belongs to one law: the share of frames at which the schema is
+    the law's, by the assignment of schemata to laws for which that share is largest. Where the law can be told from motion
+    only, the first five frames do not count.
+
+    Args:
+        env: "id" of the environment, which draws ``frames(states)``, and its "kwargs", with which its observations are states.
+        test: variants that are tested, by name the keyword arguments in which they differ; None for the environment itself.
+        test_slots: how many object files a variant is run with, where these are more than in training.
+        train_episodes: recorded for training.
+        test_episodes: recorded for each variant of the test.
+        steps: of an episode.
+        train_seed: of the training episodes.
+        test_seed: of the test episodes.
+        data_dir: where recorded episodes are kept; or several folders, see ``collected``.
+        fresh: record them anew, in the place of those that are found there.
+        window: frames that are read in training.
+        prompt: true frames before a rollout.
+        imagined: frames of a rollout.
+        horizons: of these, which are in the table.
+        tokens: what a core reads of a frame, "positions" or "vector", see ``FrameEncoder``.
+        decoder: "joint", a frame of all slots together, or "slots", a mask and colours of each.
+        readout: of the joint decoder: "attention", or slots "concatenated", for cores whose slots are not of a kind.
+        channels: of the last convolution; 64 in R-NEM.
+        hidden_size: of the linear layers around the core; 512 in R-NEM.
+        stack: frames seen at a step; 5 in the paper's switching dynamics.
+        noise: share of the pixels that are inverted in training, where they are read; 0.2 in R-NEM.
+    """
+
+    sections = ("env",)
+    tags = ("task", "task/score")
+    unit = "sequences"
+
+    def __init__(
+        self,
+        *,
+        env: Mapping[str, Any],
+        test: Mapping[str, Mapping[str, Any]] | None = None,
+        test_slots: Mapping[str, int] | None = None,
+        train_episodes: int = 50_000,
+        test_episodes: int = 10_000,
+        steps: int = 50,
+        train_seed: int = 1,
+        test_seed: int = 3,
+        data_dir: str | Path | Sequence[str | Path] = "data",
+        fresh: bool = False,
+        window: int = 20,
+        prompt: int = 15,
+        imagined: int = 30,
+        horizons: Sequence[int] = (1, 10, 15, 30),
+        tokens: str = "positions",
+        decoder: str = "joint",
+        readout: str = "attention",
+        channels: int = 64,
+        hidden_size: int = 512,
+        stack: int = 1,
+        noise: float = 0.0,
+    ):
+        if env["id"] is None:
+            raise UserError("no environment was named; give env.id=<a Gymnasium id>, or experiment=balls")
+        if env.get("resize") is not None:
+            raise UserError(f"env.resize={env['resize']}, but frames are drawn from states; set env.kwargs.image_size")
+        for option, value, known in (
+            ("tokens", tokens, FRAME_TOKENS),
+            ("decoder", decoder, DECODERS),
+            ("readout", readout, READOUTS),
+        ):
+            if value not in known:
+                raise UserError(f"task.{option} is {value!r}; {nearest(value, known)}")
+        refuse_equal_seeds(train_seed, test_seed)
+        refuse_nothing(train_episodes=train_episodes, test_episodes=test_episodes, steps=steps, window=window, stack=stack)
+        refuse_nothing(prompt=prompt, imagined=imagined, channels=channels, hidden_size=hidden_size)
+        if window > steps or prompt + imagined > steps + 1:
+            raise UserError(
+                f"task.steps={steps} has {steps + 1} frames, too few for task.window={window} and one more, or for "
+                f"task.prompt={prompt} and task.imagined={imagined}; give longer episodes"
+            )
+        if not horizons or min(horizons) < 1 or max(horizons) > imagined:
+            raise UserError(f"task.horizons={list(horizons)}; expected frames of 1 to task.imagined={imagined}")
+        if not 0.0 <= noise < 0.5:
+            raise UserError(f"task.noise={noise}; expected a share of the pixels, from 0 to below 0.5")
+        self.test = {name: dict(kwargs) for name, kwargs in (test or {"test": {}}).items()}
+        self.test_slots = dict(test_slots or {})
+        unknown = sorted(set(self.test_slots) - set(self.test))
+        if unknown:
+            raise UserError(f"task.test_slots names {unknown[0]!r}; {nearest(unknown[0], self.test)}")
+        self.env_id, self.env_kwargs = env["id"], dict(env["kwargs"])
+        self.name = f"videos of {self.env_kwargs.get('preset') or self.env_id.rpartition('/')[2]}"
+        self.train_episodes, self.test_episodes, self.steps = train_episodes, test_episodes, steps
+        self.train_seed, self.test_seed, self.data_dir, self.fresh = train_seed, test_seed, data_dir, fresh
+        self.window, self.prompt, self.imagined, self.horizons = window, prompt, imagined, list(horizons)
+        self.reads, self.decodes, self.readout = tokens, decoder, readout
+        self.channels, self.hidden_size, self.stack, self.noise = channels, hidden_size, stack, noise
+        self._recorded: dict[tuple[str, str], Videos] = {}
+
+    # Data.
+
+    def collect(self, *, quiet: bool = False) -> None:
+        """Record all episodes, of training and test, that never were."""
+        for which in ("", *self.test):
+            self.source(which, torch.device("cpu"), quiet=quiet, again=None if quiet or which else "task.fresh=true")
+
+    def source(self, variant: str, device: torch.device, *, quiet: bool = True, again: str | None = None) -> Videos:
+        """The training episodes ("") or those of a variant of the test, resident on the device."""
+        key = (variant, str(device))
+        if key not in self._recorded:
+            which = "test" if variant else "train"
+            kwargs = self.env_kwargs | (self.test[variant] if variant else {})
+            episodes = self.test_episodes if variant else self.train_episodes
+            settings = {
+                "env_id": self.env_id,
+                "env_kwargs": kwargs,
+                "episodes": episodes,
+                "steps": self.steps,
+                "seed": self.test_seed if variant else self.train_seed,
+            }
+            with progress_bar(f"recording {which}: {variant}" if variant else "recording train") as bar:
+                bar.disable |= quiet
+                shown = bar.add_task("", total=episodes, note="episodes", visible=False)
+                found = collected(
+                    self.data_dir,
+                    which,
+                    settings,
+                    fresh=self.fresh,
+                    again=again,
+                    progress=lambda done, _: bar.update(shown, completed=done, visible=True),
+                )
+            env = make_envs(self.env_id, 1, env_kwargs=kwargs, device=str(device))
+            self._recorded[key] = Videos(found.to(device), env)
+        return self._recorded[key]
+
+    def about(self) -> dict[str, Any]:
+        """The checksums of the data; the environment says what frames look like."""
+        cpu = torch.device("cpu")
+        return {
+            "data": {variant or "train": self.source(variant, cpu).episodes.checksum for variant in ("", *self.test)}
+        }
+
+    def batches(self, batch_size: int, device: torch.device) -> Callable[[torch.Generator], Batch]:
+        """Frames of random windows, ``(window + 1, B, C, H, W)``, drawn on the device."""
+        source = self.source("", device)
+        return lambda generator: source.windows(batch_size, self.window + 1, generator)
+
+    # Model and loss.
+
+    def model(self, core: CoreBuilder, about: Mapping[str, Any]) -> VideoModel:
+        """A ``VideoModel``; without other sizes the core has four slots of 100, the paper's."""
+        shape = frame_shape(self.env_id, self.env_kwargs)
+        seen = (self.stack * shape[0], *shape[1:])
+        encoder = FrameEncoder(seen, tokens=self.reads, channels=self.channels, vector_size=self.hidden_size)
+        built = core(encoder.token_size, num_tokens=encoder.num_tokens, num_slots=4, slot_size=100)
+        require_memory(built, "video prediction")
+        sizes = {"channels": self.channels, "hidden_size": self.hidden_size}
+        for variant, number in self.test_slots.items():
+            if number > built.num_slots and not (built.capabilities.starts_from_slots and self._any_number()):
+                raise UserError(
+                    f"task.test_slots runs {variant} with {number} object files, which {type(built).__name__} cannot be given "
+                    "after training; leave it out, or choose core=scoff"
+                )
+        decoder: JointDecoder | SlotDecoder
+        if self.decodes == "slots":
+            decoder = SlotDecoder(built.slot_size, shape, **sizes)
+        else:
+            exchangeable = self.readout == "attention"
+            decoder = JointDecoder(built.num_slots, built.slot_size, shape, exchangeable=exchangeable, **sizes)
+        return VideoModel(built, encoder, decoder, stack=self.stack)
+
+    def _any_number(self) -> bool:
+        """Whether other numbers of slots can be decoded than there were in training."""
+        return self.decodes == "slots" or self.readout == "attention"
+
+    def losses(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
+        """The mean binary cross-entropy of all pixels of all frames but the first, each said after the true ones before it."""
+        seen = batch[:-1]
+        if self.noise:
+            flipped = torch.rand(seen.shape, generator=generator, device=seen.device) < self.noise
+            seen = torch.where(flipped, 1.0 - seen, seen)
+        return {"loss": F.binary_cross_entropy_with_logits(model(seen), batch[1:])}
+
+    # Scores.
+
+    @torch.no_grad()
+    def evaluate(self, model: VideoModel, limit: int | None = None, *, quiet: bool = True) -> dict[str, Any]:
+        """Errors along rollouts on the test episodes of every variant, or the first ``limit`` of each, and schemata."""
+        device = next(model.parameters()).device
+        n = min(limit or self.test_episodes, self.test_episodes)
+        errors: dict[str, dict[str, list[float]]] = {}
+        chosen: dict[str, Any] = {}
+        with progress_bar("scoring") as bar:
+            bar.disable |= quiet
+            shown = bar.add_task("", total=n * len(self.test), note="videos")
+            for variant in self.test:
+                source = self.source(variant, device)
+                tally = _Errors(self.imagined)
+                seen: list[tuple[Tensor, Tensor | None]] = []
+                for states in source.whole(self.prompt + self.imagined, _EPISODES_AT_ONCE, limit):
+                    frames = source.drawn(states)
+                    tally.add(self._imagine(model, frames, variant), frames[self.prompt - 1 :])
+                    schema = trace(model.core, model.tokens(frames), model.initial_state(frames.shape[1])).get("schema")
+                    if schema is not None:
+                        laws = source.env.laws(states) if hasattr(source.env, "laws") else None
+                        seen.append((schema.cpu(), None if laws is None else laws.cpu()))
+                    bar.advance(shown, frames.shape[1])
+                errors[variant] = tally.means()
+                if seen:
+                    chosen[variant] = self._schemata(seen, source.env)
+        scores = {
+            f"mse/{variant}/{h}": lines["model"][h - 1] for variant, lines in errors.items() for h in self.horizons
+        }
+        for variant, found in chosen.items():
+            scores |= {f"{name}/{variant}": found[name] for name in ("agreement", "after_switch") if name in found}
+        return {"scores": scores, "errors": errors, "schemata": chosen, "prompt": self.prompt, "n": n}
+
+    def _imagine(self, model: VideoModel, frames: Tensor, variant: str) -> Tensor:
+        return model.rollout(frames[: self.prompt], self.imagined, num_slots=self.test_slots.get(variant))[0]
+
+    def _schemata(self, seen: Sequence[tuple[Tensor, Tensor | None]], env: Any) -> dict[str, Any]:
+        schema = torch.cat([part for part, _ in seen], dim=1)  # (T, B, K)
+        count = torch.bincount(schema.flatten()).double()
+        shares = count / count.sum()
+        found: dict[str, Any] = {"shares": shares.tolist(), "used": int((shares > _USED).sum())}
+        parts = [laws for _, laws in seen if laws is not None]
+        if not parts:
+            return found
+        switching = bool((torch.cat(parts, dim=1).diff(dim=0) != 0).any())
+        return found | agreement(schema, torch.cat(parts, dim=1), len(env.law_names), 0 if switching else _SETTLED)
+
+    def objective(self, result: Mapping[str, Any]) -> float:
+        """Minus the mean over variants and horizons of the logarithm of the error."""
+        errors = [lines["model"][h - 1] for lines in result["errors"].values() for h in self.horizons]
+        return -float(np.log10(np.maximum(errors, 1e-12)).mean())
+
+    # Tables.
+
+    def table(self, results: Mapping[str, Mapping[str, Any]], of: str) -> Table:
+        """Errors by variant and horizon, and relative to the GRU if one is there; then what schemata do."""
+        first = next(iter(results.values()))
+        columns = [(variant, h) for variant in first["errors"] for h in self.horizons]
+        title = f"{of}: squared error of pixels x 1000, after {first['prompt']} true frames; in brackets relative to the GRU"
+        table = Table("model", title=title, title_justify="left")
+        for variant, h in columns:
+            table.add_column(f"{variant}\nframe {h}", justify="right")
+        gru = [result["errors"] for result in results.values() if result.get("core") == "gru"]
+        told = [result["schemata"] for result in results.values()]
+        laws = [variant for variant in first["errors"] if any("agreement" in found.get(variant, {}) for found in told)]
+        for variant in laws:
+            table.add_column(f"{variant}\nschema is the law's, %", justify="right")
+            table.add_column("after a switch, %", justify="right")
+
+        def cells(errors: Mapping[str, Mapping[str, Sequence[float]]], line: str) -> list[str]:
+            found = []
+            for variant, h in columns:
+                error = errors[variant][line][h - 1]
+                base = float(np.mean([other[variant]["model"][h - 1] for other in gru])) if gru else 0.0
+                found.append(f"{1000 * error:.2f}" + (f" ({error / base:.2f})" if base else ""))
+            return found
+
+        for name, result in results.items():
+            more = []
+            for variant in laws:
+                found = result["schemata"].get(variant, {})
+                more += [f"{100 * found[key]:.1f}" if key in found else "" for key in ("agreement", "after_switch")]
+            table.add_row(name, *cells(result["errors"], "model"), *more)
+        table.add_section()
+        table.add_row("copy of the last true frame", *cells(first["errors"], "copy"))
+        table.add_row("true frames, blurred", *cells(first["errors"], "blurred"))
+        return table
+
+    def overview(self, results: Mapping[str, Mapping[str, Any]], of: str) -> Table:
+        """The same of the means over the runs of every core."""
+        groups: dict[str, list[Mapping[str, Any]]] = {}
+        for result in results.values():
+            groups.setdefault(str(result["core"]), []).append(result)
+        return self.table({f"{core} ({len(runs)})": _mean(runs) for core, runs in sorted(groups.items())}, of)
+
+    # Pictures.
+
+    @torch.no_grad()
+    def draw(
+        self,
+        model: VideoModel,
+        result: Mapping[str, Any],
+        metrics: Sequence[Mapping[str, Any]],
+        folder: Path,
+        example: int,
+    ) -> list[Path]:
+        """Errors along rollouts; of one test video true and imagined frames, what each slot drew, and its schemata."""
+        if example >= self.test_episodes:
+            raise UserError(f"example {example} was asked for; there are {self.test_episodes} test videos")
+        device = next(model.parameters()).device
+        written = [
+            *figures.curves(metrics, folder / "curves.png", of="frames"),
+            pictures.along(result["errors"], self.prompt, folder / "errors.png"),
+        ]
+        for variant in self.test:
+            source = self.source(variant, device)
+            rows = self.prompt + self.imagined
+            states = source.episodes.arrays["observations"][source.episodes.starts[example] + torch.arange(rows).to(device)]
+            frames = source.drawn(states)[:, None]
+            said, slots = model.rollout(frames[: self.prompt], self.imagined, num_slots=self.test_slots.get(variant))
+            parts = model.decoder.parts(slots.flatten(0, 1)) if isinstance(model.decoder, SlotDecoder) else None
+            suffix = f"_{variant}" if len(self.test) > 1 else ""
+            written += pictures.rollout(frames[:, 0], said[:, 0], parts, folder, suffix)
+            read = model.tokens(frames)
+            chosen = trace(model.core, read, model.initial_state(1))
+            if "schema" in chosen:
+                laws = source.env.laws(states).cpu() if hasattr(source.env, "laws") else None
+                names = source.env.law_names if laws is not None else ()
+                written.append(
+                    pictures.schemata(frames[:, 0], chosen["schema"][:, 0], laws, names, folder / f"schemata{suffix}.png")
+                )
+            if variant == next(iter(self.test)):
+                written += draw_choices(model.core, read, folder)
+        return written
+
+
+class _Errors:
+    """Squared errors along rollouts, of the model and of what it is compared with."""
+
+    def __init__(self, steps: int):
+        self.sums = {name: torch.zeros(steps, dtype=torch.float64) for name in ("model", "copy", "blurred")}
+        self.count = 0
+
+    def add(self, said: Tensor, frames: Tensor) -> None:
+        """Add what was said, ``(S, B, C, H, W)``, where the last true frame and those asked for are ``(S + 1, B, ...)``."""
+        true = frames[1:]
+        for name, frames_said in (("model", said), ("copy", frames[:1].expand_as(true)), ("blurred", blurred(true))):
+            self.sums[name] += (frames_said - true).square().mean((2, 3, 4)).double().sum(1).cpu()
+        self.count += true.shape[1]
+
+    def means(self) -> dict[str, list[float]]:
+        """By what said it, the mean error at each step."""
+        return {name: (part / self.count).tolist() for name, part in self.sums.items()}
+
+
+def blurred(frames: Tensor) -> Tensor:
+    """True frames at half their resolution: each pixel is the mean of the 2 x 2 block that it is in.
+
+    What a model would reach that knew where everything is, but not to the pixel.
+
+    Args:
+        frames: ``(..., H, W)``, even.
+    """
+    flat = frames.flatten(0, -4)
+    return F.interpolate(F.avg_pool2d(flat, 2), scale_factor=2.0).view_as(frames)
+
+
+def agreement(schema: Tensor, laws: Tensor, num_laws: int, settled: int) -> dict[str, Any]:
+    """Whether each schema belongs to one law.
+
+    Args:
+        schema: chosen by every object file at every frame, ``(T, B, K)``.
+        laws: the laws by which the object moves on from it, ``(T, B)``.
+        num_laws: how many there are.
+        settled: frames at the beginning of a video that do not count.
+
+    Returns:
+        "table": frames by schema and law. "agreement": the share in which the schema is the law's, by the best assignment,
+        and "chance", its value if all frames had the most frequent schema. "entropy": of the law given the schema, in bits.
+        Where laws switch, "after_switch": the share at the first frames after it. Else "frames_to_settle": after how many
+        frames, on average, no schema is another than the law's any more; a video that ends with another counts whole.
+    """
+    T, B, K = schema.shape
+    num_schemata = int(schema.max()) + 1
+    law = laws[..., None].expand_as(schema)
+    table = torch.zeros(num_schemata, num_laws, dtype=torch.float64)
+    pairs = (schema[settled:], law[settled:])
+    table.index_put_(tuple(part.flatten() for part in pairs), torch.ones(1, dtype=torch.float64), accumulate=True)
+    rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
+    belongs = torch.full((num_schemata,), -1)
+    belongs[torch.as_tensor(rows)] = torch.as_tensor(columns)
+    right = belongs[schema] == law
+    given = table / table.sum(1, keepdim=True).clamp(min=1.0)
+    uncertain = -(given * given.clamp(min=1e-12).log2()).sum(1)
+    found: dict[str, Any] = {
+        "table": table.long().tolist(),
+        "agreement": float(right[settled:].double().mean()),
+        "chance": float(table.sum(0).max() / table.sum()),
+        "entropy": float((uncertain * table.sum(1)).sum() / table.sum()),
+    }
+    switched = laws[1:] != laws[:-1]
+    if bool(switched.any()):
+        return found | {"after_switch": float(right[1:][switched].double().mean())}
+    wrong = ~right.all(-1)  # (T, B)
+    last = torch.where(wrong, torch.arange(1, T + 1)[:, None], 0).amax(0)
+    return found | {"frames_to_settle": float(last.double().mean())}
+
+
+def _mean(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One result of several: the mean of every error and of what schemata do."""
+    first = runs[0]
+    errors = {
+        variant: {line: np.mean([run["errors"][variant][line] for run in runs], axis=0).tolist() for line in lines}
+        for variant, lines in first["errors"].items()
+    }
+    schemata: dict[str, dict[str, float]] = {}
+    for variant, found in first["schemata"].items():
+        named = [name for name in ("agreement", "after_switch") if name in found]
+        schemata[variant] = {
+            name: float(np.mean([run["schemata"][variant][name] for run in runs])) for name in named
+        }
+    return {"core": first["core"], "prompt": first["prompt"], "errors": errors, "schemata": schemata}
