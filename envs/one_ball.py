@@ -44,7 +44,7 @@ class OneBall(BatchedEnv):
         radius: of the ball; None for a tenth of the frame.
         speed: pixels a step at the start; None for a twentieth of the frame.
         acceleration: pixels a step squared; None for a tenth of the speed.
-        switch_step: at which the law changes; half of it and of what follows is seen by a model trained on 51 frames.
+        switch_step: at which the law changes; the middle of 51 frames.
         observation: "frames" or "state".
         device: where the copies live.
         max_episode_steps: steps after which an episode is truncated.
@@ -77,8 +77,8 @@ class OneBall(BatchedEnv):
         self.acceleration = self.speed / 10 if acceleration is None else float(acceleration)
         if not 0 < self.speed <= image_size / 4 or self.acceleration < 0:
             raise ValueError(
-                f"speed is {self.speed:g} and acceleration {self.acceleration:g}; give a speed above 0, at most a quarter of the "
-                f"frame of {image_size} pixels, and an acceleration of at least 0"
+                f"speed is {self.speed:g} and acceleration {self.acceleration:g}; give a speed above 0, at most a quarter of "
+                f"the frame of {image_size} pixels, and an acceleration of at least 0"
             )
         self.dynamics, self.image_size, self.switch_step = dynamics, image_size, switch_step
         self.law_names = LAWS[dynamics]

@@ -506,3 +506,30 @@ def test_cpu_and_gpu_walk_and_draw_the_same_way(options):
         a, b = step(here), there.step(torch.zeros(64, dtype=torch.int64, device="cuda"))[0]
     states = scattered(here, 50)
     assert torch.equal(here.frames(states), there.frames(states.cuda()).cpu())
+
+
+@pytest.mark.parametrize(
+    "options", [{"preset": "678balls"}, {"preset": "coloured"}, {"preset": "curtain"}, {"fixed_ball": True}]
+)
+def test_masks_say_which_ball_is_where(options):
+    env = BouncingBalls(8, observation="state", **options)
+    tables, _ = env.reset(seed=2)
+    masks, frames = env.masks(tables), env.frames(tables)
+    size = env.image_size
+    assert masks.shape == (8, env.rows, size, size) and masks.dtype == torch.bool
+    y, x = torch.meshgrid(torch.arange(size) + 0.5, torch.arange(size) + 0.5, indexing="ij")
+    hidden = torch.zeros(size, size, dtype=torch.bool)
+    if env.curtain:
+        hidden[size // 4 : size - size // 4, size // 4 : size - size // 4] = True
+    for table, mask, frame in zip(tables.double(), masks, frames, strict=True):
+        taken = hidden.clone()
+        for ball, shown in reversed(list(zip(table, mask, strict=True))):
+            disc = ((x - ball[0]).square() + (y - ball[1]).square() <= ball[4].square()) & (ball[5] > 0)
+            assert torch.equal(shown, disc & ~taken)
+            if bool(shown.any()):
+                seen = frame[shown].float()
+                assert torch.allclose(seen, (ball[6 : 6 + frame.shape[-1]] * 255).round().float().expand_as(seen))
+            taken |= disc
+        assert torch.equal(mask.any(0), frame.amax(-1) > 0)
+    stacked = torch.stack([tables, tables.flip(0)])
+    assert torch.equal(env.masks(stacked)[1], masks.flip(0))

@@ -131,7 +131,9 @@ class FrameDecoder(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Vectors ``(B, size)`` as frames ``(B, C, H, W)``."""
-        frames: Tensor = self.convolutions(self.linear(vectors).unflatten(1, (self.channels, SMALLEST_MAP, SMALLEST_MAP)))
+        frames: Tensor = self.convolutions(
+            self.linear(vectors).unflatten(1, (self.channels, SMALLEST_MAP, SMALLEST_MAP))
+        )
         return frames
 
 
@@ -172,9 +174,9 @@ class JointDecoder(nn.Module):
 class SlotDecoder(nn.Module):
     """Every slot as a mask and colours of its own, and the frame as their mixture.
 
-    ``p = sum_k m_k c_k`` with ``m = softmax_k`` of the masks' logits and ``c_k`` the sigmoid of the colours', as slot
-    attention (Locatello et al. 2020) and NPS's bouncing balls (Goyal et al. 2021, Table 4) do; each slot goes through the same
-    ``FrameDecoder``, so slots are exchangeable and any number of them can be decoded.
+    ``p = sum_k m_k c_k`` with ``m = softmax_k`` of the masks' logits and ``c_k`` the sigmoid of the colours', as in slot
+    attention (Locatello et al. 2020) and in NPS's bouncing balls (Goyal et al. 2021, Table 4). Each slot goes through the
+    same ``FrameDecoder``, so slots are exchangeable and any number of them can be decoded.
 
     Args:
         slot_size: D.

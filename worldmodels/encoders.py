@@ -420,6 +420,7 @@ class SymbolEncoder(nn.Module):
         vectors: Tensor = self.layers(symbols[:, None] / 255.0)
         return vectors
 
+
 SMALLEST_MAP = 8  # pixels on a side to which frames are halved
 
 
@@ -433,7 +434,7 @@ def halvings(frame_shape: tuple[int, ...]) -> int:
     times = (height // SMALLEST_MAP).bit_length() - 1
     if height != width or times < 1 or SMALLEST_MAP * 2**times != height:
         raise UserError(
-            f"frames are {height} x {width}; expected 16 x 16, 32 x 32, 64 x 64 or 128 x 128, as with env.kwargs.image_size=32"
+            f"frames are {height} x {width}; expected 16, 32, 64 or 128 pixels on a side, as with env.kwargs.image_size=32"
         )
     return times
 

@@ -1,8 +1,8 @@
 """Video prediction: frames → tokens → core → slots → the next frame.
 
-Goyal et al. 2020, "Factorizing Declarative and Procedural Knowledge in Structured, Dynamical Environments" (SCOFF), sections 4
-and 5, with the encoder and decoder of van Steenkiste et al. 2018, "Relational Neural Expectation Maximization" (R-NEM), for
-every core.
+Goyal et al. 2020, "Factorizing Declarative and Procedural Knowledge in Structured, Dynamical Environments" (SCOFF),
+sections 4 and 5, with the encoder and decoder of van Steenkiste et al. 2018, "Relational Neural Expectation Maximization"
+(R-NEM), for every core.
 """
 
 import torch
@@ -63,9 +63,7 @@ class VideoModel(nn.Module):
         more = learned.mean(0) + learned.std(0) * drawn
         return core.initial_state(batch_size, torch.cat([learned, more]).expand(batch_size, -1, -1))
 
-    def observe(
-        self, frames: Tensor, state: State | None = None, before: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+    def observe(self, frames: Tensor, state: State | None = None, before: Tensor | None = None) -> tuple[Tensor, State]:
         """The slots after every frame, ``(T, B, K, D)``, and the last state; see ``tokens``."""
         if state is None:
             state = self.initial_state(frames.shape[1])

@@ -41,15 +41,13 @@ def along(errors: Mapping[str, Mapping[str, Sequence[float]]], prompt: int, path
     return save(figure, path)
 
 
-def rollout(
-    frames: Tensor, said: Tensor, parts: tuple[Tensor, Tensor] | None, folder: Path, suffix: str
-) -> list[Path]:
+def rollout(frames: Tensor, said: Tensor, parts: tuple[Tensor, Tensor] | None, folder: Path, suffix: str) -> list[Path]:
     """A test video and what a model made of it, as a strip of frames and as a film.
 
     Args:
         frames: true, ``(T, C, H, W)``.
         said: the imagined ones of the last S steps, ``(S, C, H, W)``.
-        parts: masks ``(S, K, H, W)`` and colours ``(S, K, C, H, W)`` of the slots; None where a frame is drawn by all at once.
+        parts: masks ``(S, K, H, W)`` and colours ``(S, K, C, H, W)`` of the slots; None where all draw a frame together.
         folder: where the files go.
         suffix: of their names.
     """
@@ -123,7 +121,7 @@ def schemata(frames: Tensor, schema: Tensor, laws: Tensor | None, names: Sequenc
     text = []
     if laws is not None:
         for column, t in enumerate(at):
-            cells[0, column] = rgb(COLORS[(int(laws[t]) + 5) % len(COLORS)])
+            cells[0, column] = 0.85 - 0.12 * int(laws[t])
             text.append((column, 0, names[int(laws[t])][0].upper()))
     for k in range(K):
         row = k + (laws is not None)
@@ -132,7 +130,8 @@ def schemata(frames: Tensor, schema: Tensor, laws: Tensor | None, names: Sequenc
             text.append((column, row, str(int(schema[t, k]) + 1)))
     below.imshow(cells, aspect="auto")
     for x, y, said in text:
-        below.text(x, y, said, ha="center", va="center", fontsize=7, color="white")
+        ink = "black" if laws is not None and y == 0 else "white"
+        below.text(x, y, said, ha="center", va="center", fontsize=7, color=ink)
     labels = [f"schema of file {k + 1}" for k in range(K)]
     if laws is not None:
         labels.insert(0, "law: " + ", ".join(f"{name[0].upper()} {name}" for name in names))

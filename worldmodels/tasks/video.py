@@ -46,8 +46,8 @@ class Video:
     only, the first five frames do not count.
 
     Args:
-        env: "id" of the environment, which draws ``frames(states)``, and its "kwargs", with which its observations are states.
-        test: variants that are tested, by name the keyword arguments in which they differ; None for the environment itself.
+        env: "id" of the environment, which draws ``frames(states)``, and its "kwargs", by which its observations are states.
+        test: variants that are tested, by name the keyword arguments in which they differ; None for the same environment.
         test_slots: how many object files a variant is run with, where these are more than in training.
         train_episodes: recorded for training.
         test_episodes: recorded for each variant of the test.
@@ -110,7 +110,9 @@ class Video:
             if value not in known:
                 raise UserError(f"task.{option} is {value!r}; {nearest(value, known)}")
         refuse_equal_seeds(train_seed, test_seed)
-        refuse_nothing(train_episodes=train_episodes, test_episodes=test_episodes, steps=steps, window=window, stack=stack)
+        refuse_nothing(
+            train_episodes=train_episodes, test_episodes=test_episodes, steps=steps, window=window, stack=stack
+        )
         refuse_nothing(prompt=prompt, imagined=imagined, channels=channels, hidden_size=hidden_size)
         if window > steps or prompt + imagined > steps + 1:
             raise UserError(
@@ -193,26 +195,25 @@ class Video:
         built = core(encoder.token_size, num_tokens=encoder.num_tokens, num_slots=4, slot_size=100)
         require_memory(built, "video prediction")
         sizes = {"channels": self.channels, "hidden_size": self.hidden_size}
-        for variant, number in self.test_slots.items():
-            if number > built.num_slots and not (built.capabilities.starts_from_slots and self._any_number()):
-                raise UserError(
-                    f"task.test_slots runs {variant} with {number} object files, which {type(built).__name__} cannot be given "
-                    "after training; leave it out, or choose core=scoff"
-                )
         decoder: JointDecoder | SlotDecoder
         if self.decodes == "slots":
             decoder = SlotDecoder(built.slot_size, shape, **sizes)
         else:
             exchangeable = self.readout == "attention"
             decoder = JointDecoder(built.num_slots, built.slot_size, shape, exchangeable=exchangeable, **sizes)
-        return VideoModel(built, encoder, decoder, stack=self.stack)
-
-    def _any_number(self) -> bool:
-        """Whether other numbers of slots can be decoded than there were in training."""
-        return self.decodes == "slots" or self.readout == "attention"
+        video = VideoModel(built, encoder, decoder, stack=self.stack)
+        for variant, number in self.test_slots.items():
+            try:
+                video.rollout(torch.zeros(1, 1, *shape), 1, num_slots=number)
+            except (RuntimeError, KeyError, ValueError) as error:
+                raise UserError(
+                    f"task.test_slots runs {variant} with {number} slots, which {type(built).__name__} and its readout "
+                    "cannot be given after training; leave it out, or choose core=scoff"
+                ) from error
+        return video
 
     def losses(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        """The mean binary cross-entropy of all pixels of all frames but the first, each said after the true ones before it."""
+        """The mean binary cross-entropy of the pixels of every frame but the first, said after the true ones before it."""
         seen = batch[:-1]
         if self.noise:
             flipped = torch.rand(seen.shape, generator=generator, device=seen.device) < self.noise
@@ -337,7 +338,9 @@ class Video:
         for variant in self.test:
             source = self.source(variant, device)
             rows = self.prompt + self.imagined
-            states = source.episodes.arrays["observations"][source.episodes.starts[example] + torch.arange(rows).to(device)]
+            states = source.episodes.arrays["observations"][
+                source.episodes.starts[example] + torch.arange(rows).to(device)
+            ]
             frames = source.drawn(states)[:, None]
             said, slots = model.rollout(frames[: self.prompt], self.imagined, num_slots=self.test_slots.get(variant))
             parts = model.decoder.parts(slots.flatten(0, 1)) if isinstance(model.decoder, SlotDecoder) else None
@@ -349,7 +352,9 @@ class Video:
                 laws = source.env.laws(states).cpu() if hasattr(source.env, "laws") else None
                 names = source.env.law_names if laws is not None else ()
                 written.append(
-                    pictures.schemata(frames[:, 0], chosen["schema"][:, 0], laws, names, folder / f"schemata{suffix}.png")
+                    pictures.schemata(
+                        frames[:, 0], chosen["schema"][:, 0], laws, names, folder / f"schemata{suffix}.png"
+                    )
                 )
             if variant == next(iter(self.test)):
                 written += draw_choices(model.core, read, folder)
@@ -383,8 +388,8 @@ def blurred(frames: Tensor) -> Tensor:
     Args:
         frames: ``(..., H, W)``, even.
     """
-    flat = frames.flatten(0, -4)
-    return F.interpolate(F.avg_pool2d(flat, 2), scale_factor=2.0).view_as(frames)
+    coarse = F.avg_pool2d(frames.flatten(0, -3), 2)
+    return coarse.repeat_interleave(2, -1).repeat_interleave(2, -2).view_as(frames)
 
 
 def agreement(schema: Tensor, laws: Tensor, num_laws: int, settled: int) -> dict[str, Any]:
@@ -438,7 +443,5 @@ def _mean(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     schemata: dict[str, dict[str, float]] = {}
     for variant, found in first["schemata"].items():
         named = [name for name in ("agreement", "after_switch") if name in found]
-        schemata[variant] = {
-            name: float(np.mean([run["schemata"][variant][name] for run in runs])) for name in named
-        }
+        schemata[variant] = {name: float(np.mean([run["schemata"][variant][name] for run in runs])) for name in named}
     return {"core": first["core"], "prompt": first["prompt"], "errors": errors, "schemata": schemata}
