@@ -10,6 +10,7 @@ _FAMILIES = {  # one copy, a batch of copies, steps of an episode
     "worldmodels/CartPole-v0": ("memory:make_cart_pole", "memory:CartPole", 500),
     "worldmodels/BouncingBalls-v0": ("bouncing_balls:make_bouncing_balls", "bouncing_balls:BouncingBalls", 100),
     "worldmodels/OneBall-v0": ("one_ball:make_one_ball", "one_ball:OneBall", 50),
+    "worldmodels/Occluders-v0": ("occluders:make_occluders", "occluders:Occluders", 40),
     "worldmodels/Skirmish-v0": ("skirmish:make_skirmish", "skirmish:Skirmish", 100),
 }
 

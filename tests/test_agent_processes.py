@@ -21,6 +21,8 @@ from worldmodels.errors import UserError
 from worldmodels.logging import read_metrics
 
 OURS = {
+    "worldmodels/OneBall-v0": {"dynamics": "switching"},
+    "worldmodels/Occluders-v0": {"block": "O2"},
     "worldmodels/Recall-v0": {},
     "worldmodels/CartPole-v0": {},
     "worldmodels/BlockPhysics-v0": {},

@@ -26,7 +26,7 @@ WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "rules", "mlp"}
 REFUSED = {  # which cores cannot do what an experiment asks
     **dict.fromkeys(("any", "block_physics", "shapes", "atari"), {"esbn"}),
     **dict.fromkeys(("adding", "gridworld", "relations", "babi"), WITHOUT_STATE),
-    **dict.fromkeys(("balls", "single_ball", "switching"), WITHOUT_STATE),
+    **dict.fromkeys(("balls", "single_ball", "switching", "occluders"), WITHOUT_STATE),
     "cbt": set(CORES) - {"entnet"},
     "arithmetic": set(CORES) - {"snps", "pnps", "routing"},
     **dict.fromkeys(("views", "balls_crops", "skirmish", "flatland"), WITHOUT_STATE - {"mlp"}),
@@ -38,6 +38,7 @@ ABOUT = {  # what a task without an environment says of its data
     "relations": {"num_symbols": 100},
     "babi": {"vocabulary": ["mary", "where"], "longest": [7, 7]},
     "cbt": {"vocabulary": ["alice", "said"]},
+    "occluders": {"frame_shape": [1, 64, 64]},
 }
 
 
@@ -126,10 +127,8 @@ def test_every_core_builds(composed, few_environments, name, size):
         check_settings(TrainerSettings(**config["trainer"]))
         try:
             task = build_task(config)
-            about = seen(config["env"]["id"]) if "env" in task.sections else ABOUT.get(name, {})
-            drawn = (
-                "env_id" in config["task"] or "prompt" in config["task"]
-            )  # models of views look at numbers while they are built
+            about = (seen(config["env"]["id"]) if "env" in task.sections else {}) | ABOUT.get(name, {})
+            drawn = "env_id" in config["task"] or "stack" in config["task"]  # who looks at numbers while it is built
             with torch.device("cpu" if drawn else "meta"):
                 model = task.model(core_builder(config["core"]), about)
         except UserError as error:

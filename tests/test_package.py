@@ -83,6 +83,7 @@ LAYERS = [
             "babi_world",
             "cbt",
             "video",
+            "intphys",
         )
     },
     {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},
@@ -92,7 +93,18 @@ LAYERS = [
     {"worldmodels.tasks"},
     {
         f"worldmodels.tasks.{name}"
-        for name in ("transitions", "views", "adding", "arithmetic", "gridworld", "relations", "babi", "cbt", "video")
+        for name in (
+            "transitions",
+            "views",
+            "adding",
+            "arithmetic",
+            "gridworld",
+            "relations",
+            "babi",
+            "cbt",
+            "video",
+            "occluders",
+        )
     },
     {"worldmodels.config", "worldmodels.trust"},
     {"worldmodels.run"},

@@ -5,12 +5,17 @@ sections 4 and 5, with the encoder and decoder of van Steenkiste et al. 2018, "R
 (R-NEM), for every core.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from ..core import RecurrentCore, State, Tokens, unroll
 from ..decoders import JointDecoder, SlotDecoder
 from ..encoders import FrameEncoder
+
+DECODERS = ("joint", "slots")
+READOUTS = ("attention", "concatenated")
 
 
 class VideoModel(nn.Module):
@@ -103,3 +108,40 @@ class VideoModel(nn.Module):
                 slots, state = self.observe(frame, state, before)
                 latest, before = slots[-1], torch.cat([before, frame])[1:]
         return torch.stack(said), torch.stack(held)
+
+
+def video_model(
+    core: Callable[..., RecurrentCore],
+    frame_shape: tuple[int, int, int],
+    *,
+    tokens: str,
+    decoder: str,
+    readout: str,
+    channels: int,
+    hidden_size: int,
+    stack: int,
+) -> VideoModel:
+    """The model around a core, which without other sizes has four slots of 100, SCOFF's.
+
+    Args:
+        core: makes the core in the sizes it is given.
+        frame_shape: ``(C, H, W)``.
+        tokens: what the core reads of a frame, "positions" or "vector", see ``FrameEncoder``.
+        decoder: "joint", a frame of all slots together, or "slots", a mask and colours of each.
+        readout: of the joint decoder: "attention", or slots "concatenated", for cores whose slots are not of a kind.
+        channels: of the last convolution.
+        hidden_size: of the linear layers around the core.
+        stack: frames seen at a step.
+
+    Raises:
+        UserError: frames of other sizes than 16, 32, 64 or 128.
+    """
+    seen = (stack * frame_shape[0], *frame_shape[1:])
+    encoder = FrameEncoder(seen, tokens=tokens, channels=channels, vector_size=hidden_size)
+    built = core(encoder.token_size, num_tokens=encoder.num_tokens, num_slots=4, slot_size=100)
+    sizes = {"channels": channels, "hidden_size": hidden_size}
+    if decoder == "slots":
+        return VideoModel(built, encoder, SlotDecoder(built.slot_size, frame_shape, **sizes), stack=stack)
+    exchangeable = readout == "attention"
+    joint = JointDecoder(built.num_slots, built.slot_size, frame_shape, exchangeable=exchangeable, **sizes)
+    return VideoModel(built, encoder, joint, stack=stack)

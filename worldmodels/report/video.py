@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,4 +140,40 @@ def schemata(frames: Tensor, schema: Tensor, laws: Tensor | None, names: Sequenc
     below.set_xticks(range(shown), [str(t + 1) for t in at], fontsize=7)
     below.set_xlabel("frame")
     figure.suptitle("a test video, and the schema each object file uses after every frame", fontsize=9)
+    return save(figure, path)
+
+
+def quadruple(frames: Tensor, surprise: Tensor, title: str, path: Path) -> Path:
+    """Four movies of a scene, two possible and two impossible, and how surprising each frame was.
+
+    Args:
+        frames: ``(T, 4, C, H, W)``, the possible ones first.
+        surprise: minus the log likelihood of every frame but the first, ``(T - 1, 4)``.
+        title: above it all.
+        path: the file to write.
+    """
+    T = len(frames)
+    at = np.linspace(0, T - 1, min(T, _SHOWN)).round().astype(int)
+    names = ["possible", "possible", "impossible", "impossible"]
+    figure = blank(min(WIDEST, 0.8 * len(at) + 1.0), 6.2, layout="constrained")
+    parts: Any = figure.subfigures(2, 1, height_ratios=[4.0, 2.4])
+    above, below = parts
+    rows = above.subplots(4, 1)
+    for row, axis in enumerate(rows):
+        strip = [np.pad(_picture(frames[t, row]), ((1, 1), (1, 1), (0, 0)), constant_values=0.3) for t in at]
+        axis.imshow(np.hstack(strip), vmin=0, vmax=1)
+        size = strip[0].shape[1]
+        axis.set(yticks=[], xticks=[])
+        if row == 3:
+            axis.set_xticks([size * (i + 0.5) for i in range(len(at))], [str(t + 1) for t in at], fontsize=7)
+            axis.set_xlabel("frame")
+        axis.set_ylabel(names[row], fontsize=8, rotation=0, ha="right", va="center")
+    axis = below.subplots()
+    for row, name in enumerate(names):
+        style = {"color": COLORS[row], "ls": "-" if row < 2 else "--"}
+        axis.plot(range(2, T + 1), surprise[:, row], label=f"{name}, row {row + 1}", **style)
+    axis.set(xlabel="frame", ylabel="surprise, nats")
+    whole_numbers(axis)
+    legend(axis)
+    figure.suptitle(title, fontsize=10)
     return save(figure, path)

@@ -24,6 +24,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "babi": {"_target_": "worldmodels.tasks.babi.Babi"},
     "cbt": {"_target_": "worldmodels.tasks.cbt.ChildrensBookTest"},
     "video": {"_target_": "worldmodels.tasks.video.Video"},
+    "occluders": {"_target_": "worldmodels.tasks.occluders.Occluders"},
 }
 
 Batch = Any

@@ -14,18 +14,16 @@ from torch import Tensor, nn
 from ..data.collect import collected
 from ..data.environments import make_envs
 from ..data.video import Videos, frame_shape
-from ..decoders import JointDecoder, SlotDecoder
-from ..encoders import FRAME_TOKENS, FrameEncoder
+from ..decoders import SlotDecoder
+from ..encoders import FRAME_TOKENS
 from ..errors import UserError, nearest
 from ..logging import progress_bar
-from ..models.video import VideoModel
+from ..models.video import DECODERS, READOUTS, VideoModel, video_model
 from ..report import figures
 from ..report import video as pictures
 from ..report.choices import draw_choices, trace
 from . import Batch, CoreBuilder, refuse_equal_seeds, refuse_nothing, require_memory
 
-DECODERS = ("joint", "slots")
-READOUTS = ("attention", "concatenated")
 _EPISODES_AT_ONCE = 50  # of an evaluation, so that memory stays bounded
 _SETTLED = 5  # frames after which a law that has to be told from motion counts: the paper's "about five"
 _USED = 0.01  # a schema chosen less often than this counts as not used
@@ -148,29 +146,19 @@ class Video:
         """The training episodes ("") or those of a variant of the test, resident on the device."""
         key = (variant, str(device))
         if key not in self._recorded:
-            which = "test" if variant else "train"
-            kwargs = self.env_kwargs | (self.test[variant] if variant else {})
-            episodes = self.test_episodes if variant else self.train_episodes
-            settings = {
-                "env_id": self.env_id,
-                "env_kwargs": kwargs,
-                "episodes": episodes,
-                "steps": self.steps,
-                "seed": self.test_seed if variant else self.train_seed,
-            }
-            with progress_bar(f"recording {which}: {variant}" if variant else "recording train") as bar:
-                bar.disable |= quiet
-                shown = bar.add_task("", total=episodes, note="episodes", visible=False)
-                found = collected(
-                    self.data_dir,
-                    which,
-                    settings,
-                    fresh=self.fresh,
-                    again=again,
-                    progress=lambda done, _: bar.update(shown, completed=done, visible=True),
-                )
-            env = make_envs(self.env_id, 1, env_kwargs=kwargs, device=str(device))
-            self._recorded[key] = Videos(found.to(device), env)
+            self._recorded[key] = recorded(
+                self.env_id,
+                self.env_kwargs | (self.test[variant] if variant else {}),
+                variant,
+                episodes=self.test_episodes if variant else self.train_episodes,
+                steps=self.steps,
+                seed=self.test_seed if variant else self.train_seed,
+                data_dir=self.data_dir,
+                fresh=self.fresh,
+                device=device,
+                quiet=quiet,
+                again=again,
+            )
         return self._recorded[key]
 
     def about(self) -> dict[str, Any]:
@@ -190,35 +178,30 @@ class Video:
     def model(self, core: CoreBuilder, about: Mapping[str, Any]) -> VideoModel:
         """A ``VideoModel``; without other sizes the core has four slots of 100, the paper's."""
         shape = frame_shape(self.env_id, self.env_kwargs)
-        seen = (self.stack * shape[0], *shape[1:])
-        encoder = FrameEncoder(seen, tokens=self.reads, channels=self.channels, vector_size=self.hidden_size)
-        built = core(encoder.token_size, num_tokens=encoder.num_tokens, num_slots=4, slot_size=100)
-        require_memory(built, "video prediction")
-        sizes = {"channels": self.channels, "hidden_size": self.hidden_size}
-        decoder: JointDecoder | SlotDecoder
-        if self.decodes == "slots":
-            decoder = SlotDecoder(built.slot_size, shape, **sizes)
-        else:
-            exchangeable = self.readout == "attention"
-            decoder = JointDecoder(built.num_slots, built.slot_size, shape, exchangeable=exchangeable, **sizes)
-        video = VideoModel(built, encoder, decoder, stack=self.stack)
+        video = video_model(
+            core,
+            shape,
+            tokens=self.reads,
+            decoder=self.decodes,
+            readout=self.readout,
+            channels=self.channels,
+            hidden_size=self.hidden_size,
+            stack=self.stack,
+        )
+        require_memory(video.core, "video prediction")
         for variant, number in self.test_slots.items():
             try:
                 video.rollout(torch.zeros(1, 1, *shape), 1, num_slots=number)
             except (RuntimeError, KeyError, ValueError) as error:
                 raise UserError(
-                    f"task.test_slots runs {variant} with {number} slots, which {type(built).__name__} and its readout "
+                    f"task.test_slots runs {variant} with {number} slots, which {type(video.core).__name__} and its readout "
                     "cannot be given after training; leave it out, or choose core=scoff"
                 ) from error
         return video
 
     def losses(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        """The mean binary cross-entropy of the pixels of every frame but the first, said after the true ones before it."""
-        seen = batch[:-1]
-        if self.noise:
-            flipped = torch.rand(seen.shape, generator=generator, device=seen.device) < self.noise
-            seen = torch.where(flipped, 1.0 - seen, seen)
-        return {"loss": F.binary_cross_entropy_with_logits(model(seen), batch[1:])}
+        """The binary cross-entropy of the next frames' pixels."""
+        return {"loss": next_frame_loss(model, batch, self.noise, generator)}
 
     # Scores.
 
@@ -359,6 +342,66 @@ class Video:
             if variant == next(iter(self.test)):
                 written += draw_choices(model.core, read, folder)
         return written
+
+
+def recorded(
+    env_id: str,
+    env_kwargs: Mapping[str, Any],
+    variant: str,
+    *,
+    episodes: int,
+    steps: int,
+    seed: int,
+    data_dir: str | Path | Sequence[str | Path],
+    fresh: bool,
+    device: torch.device,
+    quiet: bool,
+    again: str | None,
+) -> Videos:
+    """Episodes of an environment's states, recorded if they never were, resident on the device.
+
+    Args:
+        env_id: of the environment.
+        env_kwargs: its keyword arguments.
+        variant: of the test, for people; "" for the training.
+        episodes: how many.
+        steps: of each.
+        seed: of the environment.
+        data_dir: see ``collected``.
+        fresh: see ``collected``.
+        device: where they go.
+        quiet: without a progress bar.
+        again: see ``collected``.
+    """
+    settings = {"env_id": env_id, "env_kwargs": env_kwargs, "episodes": episodes, "steps": steps, "seed": seed}
+    with progress_bar(f"recording test: {variant}" if variant else "recording train") as bar:
+        bar.disable |= quiet
+        shown = bar.add_task("", total=episodes, note="episodes", visible=False)
+        found = collected(
+            data_dir,
+            "test" if variant else "train",
+            settings,
+            fresh=fresh,
+            again=again,
+            progress=lambda done, _: bar.update(shown, completed=done, visible=True),
+        )
+    return Videos(found.to(device), make_envs(env_id, 1, env_kwargs=env_kwargs, device=str(device)))
+
+
+def next_frame_loss(model: nn.Module, frames: Tensor, noise: float, generator: torch.Generator) -> Tensor:
+    """The mean binary cross-entropy of the pixels of every frame but the first, said after the true ones before it.
+
+    Args:
+        model: a ``VideoModel``.
+        frames: ``(T + 1, B, C, H, W)``.
+        noise: share of the pixels of what is read that are inverted.
+        generator: source of the noise.
+    """
+    seen = frames[:-1]
+    if noise:
+        flipped = torch.rand(seen.shape, generator=generator, device=seen.device) < noise
+        seen = torch.where(flipped, 1.0 - seen, seen)
+    return F.binary_cross_entropy_with_logits(model(seen), frames[1:])
 
 
 class _Errors:
