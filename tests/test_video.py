@@ -9,7 +9,7 @@ from worldmodels.cores.gru import GRU
 from worldmodels.cores.lstm import LSTM
 from worldmodels.cores.rims import RIMs
 from worldmodels.cores.scoff import SCOFF
-from worldmodels.decoders import FrameDecoder, JointDecoder, SlotDecoder, SlotReadout
+from worldmodels.decoders import DoublingConv2d, FrameDecoder, JointDecoder, SlotDecoder, SlotReadout
 from worldmodels.encoders import FrameEncoder
 from worldmodels.errors import UserError
 from worldmodels.tasks.video import Video, agreement, blurred
@@ -306,3 +306,12 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     run = worldmodels.load("runs/ball")
     found = run.evaluate()
     assert 0.0 <= found["scores"]["agreement/test"] <= 1.0
+
+
+def test_doubling_and_convolving_as_one():
+    torch.manual_seed(0)
+    layer = DoublingConv2d(5, 3).double()
+    maps = torch.randn(2, 5, 6, 7, dtype=torch.float64)
+    plainly = F.conv2d(F.pad(F.interpolate(maps, scale_factor=2), (1, 2, 1, 2)), layer.weight, layer.bias)
+    assert torch.allclose(layer(maps), plainly, atol=1e-12) and layer(maps).shape == (2, 3, 12, 14)
+    assert set(layer.state_dict()) == {"weight", "bias"}

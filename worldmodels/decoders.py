@@ -98,6 +98,31 @@ class SlotReadout(nn.Module):
         return join_heads(weights @ values)[:, 0]
 
 
+class DoublingConv2d(nn.Conv2d):
+    """A doubling to the nearest neighbour and a convolution of 4 x 4 that keeps the size, as one convolution of 3 x 3.
+
+    An output pixel sees two or three pixels of a row before the doubling: at even places those at -1, 0, 0 and 1, at odd
+    ones those at 0, 0, 1 and 1. So the taps that see the same pixel are added up, the four outputs of a pixel become
+    channels, and with 36 multiplications instead of 64 these are laid out as 2 x 2.
+    """
+
+    taps: Tensor
+
+    def __init__(self, in_channels: int, out_channels: int):
+        super().__init__(in_channels, out_channels, 4)
+        sees = torch.zeros(2, 3, 4)  # output's place, pixel at -1, 0 or 1, tap
+        for place, offsets in enumerate(((0, 1, 1, 2), (1, 1, 2, 2))):
+            for tap, offset in enumerate(offsets):
+                sees[place, offset, tap] = 1.0
+        self.register_buffer("taps", sees, persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Maps ``(B, C, H, W)`` as maps ``(B, out_channels, 2 H, 2 W)``."""
+        weight = torch.einsum("oiyx,pby,qcx->opqibc", self.weight, self.taps, self.taps).flatten(0, 2)
+        assert self.bias is not None
+        return F.pixel_shuffle(F.conv2d(input, weight, self.bias.repeat_interleave(4), padding=1), 2)
+
+
 class FrameDecoder(nn.Module):
     """R-NEM's decoder: two linear layers to a map of 8 x 8, then doublings, each with a convolution of 4 x 4.
 
@@ -123,18 +148,17 @@ class FrameDecoder(nn.Module):
         layers: list[nn.Module] = []
         for i in range(times):
             after = frame_shape[0] if i == times - 1 else max(1, channels >> i + 1)
-            layers += [nn.Upsample(scale_factor=2), nn.ZeroPad2d((1, 2, 1, 2))]
-            layers += [nn.Conv2d(max(1, channels >> i), after, 4)]
+            layers.append(DoublingConv2d(max(1, channels >> i), after))
             if i < times - 1:
                 layers += [nn.GroupNorm(1, after), nn.ELU()]
         self.convolutions = nn.Sequential(*layers)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Vectors ``(B, size)`` as frames ``(B, C, H, W)``."""
-        frames: Tensor = self.convolutions(
-            self.linear(vectors).unflatten(1, (self.channels, SMALLEST_MAP, SMALLEST_MAP))
-        )
-        return frames
+        # Channels last in memory: on a CPU these convolutions then take half the time.
+        maps = self.linear(vectors).unflatten(1, (SMALLEST_MAP, SMALLEST_MAP, self.channels)).movedim(-1, 1)
+        frames: Tensor = self.convolutions(maps)
+        return frames.contiguous()
 
 
 class JointDecoder(nn.Module):
