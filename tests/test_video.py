@@ -280,9 +280,14 @@ def test_cores_that_cannot_are_refused(tmp_path):
 
 
 def test_a_small_ball_is_followed(tmp_path):
-    """One drifting ball: after two minutes' worth of nothing but 150 steps, far below a copy, at 1 frame and at 6."""
+    """One ball that drifts and bounces: after 150 steps well below a copy, one frame ahead and six."""
     watched = task(
-        tmp_path, kwargs={"num_balls": 1, "radius": 3.0, "speed": 1.5}, train_episodes=200, window=8, tokens="vector"
+        tmp_path,
+        kwargs={"num_balls": 1, "radius": 3.0, "speed": 1.5},
+        train_episodes=200,
+        test_episodes=40,
+        window=8,
+        tokens="vector",
     )
     torch.manual_seed(0)
     video = watched.model(lambda size, **_: LSTM(size, 1, 64, num_tokens=1), {})
