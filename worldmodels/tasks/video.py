@@ -262,11 +262,11 @@ class Video:
         """Errors by variant and horizon, and relative to the GRU if one is there; then what schemata do."""
         first = next(iter(results.values()))
         columns = [(variant, h) for variant in first["errors"] for h in self.horizons]
-        title = f"{of}: squared error of pixels x 1000, after {first['prompt']} true frames; in brackets relative to the GRU"
-        table = Table("model", title=title, title_justify="left")
+        gru = [result["errors"] for result in results.values() if result.get("core") == "gru"]
+        title = f"{of}: squared error of pixels x 1000, after {first['prompt']} true frames"
+        table = Table("model", title=title + ("; in brackets relative to the GRU" if gru else ""), title_justify="left")
         for variant, h in columns:
             table.add_column(f"{variant}\nframe {h}", justify="right")
-        gru = [result["errors"] for result in results.values() if result.get("core") == "gru"]
         told = [result["schemata"] for result in results.values()]
         laws = [variant for variant in first["errors"] if any("agreement" in found.get(variant, {}) for found in told)]
         for variant in laws:
