@@ -18,17 +18,20 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 import worldmodels.envs  # noqa: F401
 from worldmodels.core import Tokens
 from worldmodels.cores.gnn import GNN
+from worldmodels.cores.lstm import LSTM
 from worldmodels.cores.rims import RIMs
 from worldmodels.cores.s2rm import S2GRU
 from worldmodels.cores.scoff import SCOFF
-from worldmodels.encoders import CSWMEncoder
+from worldmodels.encoders import CSWMEncoder, pixels
 from worldmodels.envs.skirmish import focus_nearest
 from worldmodels.losses import contrastive
 from worldmodels.metrics import ranks
+from worldmodels.models.video import video_model
 
 
 def seconds(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
@@ -194,11 +197,58 @@ def training_step(device: torch.device) -> dict[str, float]:
     }
 
 
+def videos(device: torch.device, size: str) -> dict[str, float]:
+    """A training step of ``experiment=balls`` at a size: SCOFF beside an LSTM of as many parameters, on 21 frames a video.
+
+    The frames are drawn anew in every step, as in training; a run takes as many hours as its steps do.
+    """
+    B, image, channels, hidden, units, steps = (16, 32, 32, 256, 178, 4000)
+    if size == "paper":
+        B, image, channels, hidden, units, steps = (64, 64, 64, 512, 128, 78_125)
+    radius = (image / 16, image / 8)
+    balls: Any = gym.make_vec(
+        "worldmodels/BouncingBalls-v0",
+        B,
+        device=str(device),
+        observation="state",
+        num_balls=4,
+        radius=radius,
+        image_size=image,
+    )
+    states = [balls.reset(seed=0)[0]]
+    for _ in range(20):
+        states.append(balls.step(torch.zeros(B, dtype=torch.int64, device=device))[0])
+    recorded = torch.stack(states)
+    network = {"decoder": "joint", "readout": "attention", "channels": channels, "hidden_size": hidden, "stack": 1}
+
+    def scoff(token_size: int, **_: int) -> SCOFF:
+        return SCOFF(token_size, 4, 100, num_schemata=4, value_size=100, dropout=0.1)
+
+    def lstm(token_size: int, num_tokens: int, **_: int) -> LSTM:
+        return LSTM(token_size, 1, units, num_tokens=num_tokens)
+
+    found = {"frames drawn, a second": 21 * B / seconds(lambda: pixels(balls.frames(recorded)), device, 5)}
+    for name, core, tokens in (("SCOFF", scoff, "positions"), ("LSTM", lstm, "vector")):
+        model = video_model(core, (1, image, image), tokens=tokens, **network).to(device)
+        optimiser = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+        def step(model: nn.Module = model, optimiser: torch.optim.Optimizer = optimiser) -> None:
+            frames = pixels(balls.frames(recorded))
+            optimiser.zero_grad()
+            binary_cross_entropy_with_logits(model(frames[:-1]), frames[1:]).backward()
+            optimiser.step()
+
+        each = seconds(step, device, 3)
+        found |= {f"{name}, ms a step": 1000 * each, f"{name}, hours of a run": each * steps / 3600}
+    return found | {"SCOFF / LSTM, a step": found["SCOFF, ms a step"] / found["LSTM, ms a step"]}
+
+
 def ranking(dimensions: int) -> dict[str, float]:
     """Time of ``ranks`` for 10,000 states, and memory beyond its inputs, in a process of its own."""
     code = f"""
 import os, threading, time, torch
 from worldmodels.metrics import ranks
+from worldmodels.models.video import video_model
 resident = lambda: int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 pred = torch.randn(10_000, {dimensions}); target = pred + 0.5 * torch.randn(10_000, {dimensions})
 ranks(pred[:500], target[:500])
@@ -246,6 +296,8 @@ def main() -> None:
         "recurrent cores, input 64": recurrent_layers(device, 64),
         "recurrent cores, input 600": recurrent_layers(device, 600),
         "training step of C-SWM's sizes (batch 1024, hidden 512)": training_step(device),
+        "videos of 4 balls, 32 x 32 (size=cpu)": videos(device, "cpu"),
+        "videos of 4 balls, 64 x 64 (size=paper)": videos(device, "paper"),
         "ranks of 10,000 states, 10 dimensions": ranking(10),
         "ranks of 10,000 states, 640 dimensions": ranking(640),
         "ranks of 2,000 states, 10 dimensions": {"published way / ours": published_ranking()},
