@@ -248,7 +248,6 @@ def ranking(dimensions: int) -> dict[str, float]:
     code = f"""
 import os, threading, time, torch
 from worldmodels.metrics import ranks
-from worldmodels.models.video import video_model
 resident = lambda: int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 pred = torch.randn(10_000, {dimensions}); target = pred + 0.5 * torch.randn(10_000, {dimensions})
 ranks(pred[:500], target[:500])

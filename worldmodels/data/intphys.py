@@ -15,6 +15,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from ..encoders import pixels
 from ..errors import UserError
 
 
@@ -52,13 +53,13 @@ class Scenes:
         scene = torch.randint(n, (count,), generator=generator, device=device)
         start = torch.randint(T - length + 1, (count,), generator=generator, device=device)
         time = start + torch.arange(length, device=device)[:, None]
-        return self.frames[time, scene][:, :, None] / 255.0
+        return pixels(self.frames[time, scene][..., None])
 
     def quadruples(self, at_once: int, limit: int | None = None) -> Iterator[Tensor]:
         """Frames of the four movies of some quadruples after others, ``(T, 4, b, 1, H, W)`` in [0, 1]."""
         by_four = self.frames.unflatten(1, (-1, 4))[:, :limit].transpose(1, 2)
         for part in by_four.split(at_once, dim=2):
-            yield part[:, :, :, None] / 255.0
+            yield pixels(part[..., None])
 
 
 def find(folder: Path, *, image_size: int, every: int) -> tuple[Scenes, dict[str, Scenes]]:

@@ -35,7 +35,7 @@ class Videos:
 
     def whole(self, length: int, at_once: int, limit: int | None = None) -> Iterator[Tensor]:
         """States of the first ``length`` steps of every episode, ``(length, b, *state)``, ``at_once`` episodes at a time."""
-        starts = self.episodes.starts[: len(self.episodes.lengths)][:limit]
+        starts = self.episodes.starts[:limit]
         time = torch.arange(length, device=self.episodes.device)[:, None]
         for part in starts.split(at_once):
             yield self.episodes.arrays["observations"][part + time]

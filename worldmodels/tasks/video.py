@@ -11,6 +11,7 @@ from rich.table import Table
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
+from ..core import Tokens
 from ..data.collect import collected
 from ..data.environments import make_envs
 from ..data.video import Videos, frame_shape
@@ -212,6 +213,7 @@ class Video:
         n = min(limit or self.test_episodes, self.test_episodes)
         errors: dict[str, dict[str, list[float]]] = {}
         chosen: dict[str, Any] = {}
+        chooses = self._chooses(model)
         with progress_bar("scoring") as bar:
             bar.disable |= quiet
             shown = bar.add_task("", total=n * len(self.test), note="videos")
@@ -221,9 +223,10 @@ class Video:
                 seen: list[tuple[Tensor, Tensor | None]] = []
                 for states in source.whole(self.prompt + self.imagined, _EPISODES_AT_ONCE, limit):
                     frames = source.drawn(states)
-                    tally.add(self._imagine(model, frames, variant), frames[self.prompt - 1 :])
-                    schema = trace(model.core, model.tokens(frames), model.initial_state(frames.shape[1])).get("schema")
-                    if schema is not None:
+                    tally.add(self._imagine(model, frames, variant)[0], frames[self.prompt - 1 :])
+                    if chooses:
+                        start = model.initial_state(frames.shape[1])
+                        schema = trace(model.core, model.tokens(frames), start)["schema"]
                         laws = source.env.laws(states) if hasattr(source.env, "laws") else None
                         seen.append((schema.cpu(), None if laws is None else laws.cpu()))
                     bar.advance(shown, frames.shape[1])
@@ -237,8 +240,14 @@ class Video:
             scores |= {f"{name}/{variant}": found[name] for name in ("agreement", "after_switch") if name in found}
         return {"scores": scores, "errors": errors, "schemata": chosen, "prompt": self.prompt, "n": n}
 
-    def _imagine(self, model: VideoModel, frames: Tensor, variant: str) -> Tensor:
-        return model.rollout(frames[: self.prompt], self.imagined, num_slots=self.test_slots.get(variant))[0]
+    @staticmethod
+    def _chooses(model: VideoModel) -> bool:
+        """Whether the core chooses schemata; of one that does not, nothing is traced."""
+        token = next(model.parameters()).new_zeros(1, 1, model.encoder.num_tokens, model.encoder.token_size)
+        return "schema" in trace(model.core, Tokens(token), model.initial_state(1))
+
+    def _imagine(self, model: VideoModel, frames: Tensor, variant: str) -> tuple[Tensor, Tensor]:
+        return model.rollout(frames[: self.prompt], self.imagined, num_slots=self.test_slots.get(variant))
 
     def _schemata(self, seen: Sequence[tuple[Tensor, Tensor | None]], env: Any) -> dict[str, Any]:
         schema = torch.cat([part for part, _ in seen], dim=1)  # (T, B, K)
@@ -325,7 +334,7 @@ class Video:
                 source.episodes.starts[example] + torch.arange(rows).to(device)
             ]
             frames = source.drawn(states)[:, None]
-            said, slots = model.rollout(frames[: self.prompt], self.imagined, num_slots=self.test_slots.get(variant))
+            said, slots = self._imagine(model, frames, variant)
             parts = model.decoder.parts(slots.flatten(0, 1)) if isinstance(model.decoder, SlotDecoder) else None
             suffix = f"_{variant}" if len(self.test) > 1 else ""
             written += pictures.rollout(frames[:, 0], said[:, 0], parts, folder, suffix)
