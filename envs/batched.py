@@ -258,6 +258,12 @@ def _like(mask: Tensor, value: Tensor) -> Tensor:
     return mask.reshape(-1, *(1,) * (value.dim() - 1))
 
 
+def enlarged(frames: Tensor) -> Tensor:
+    """Frames ``(B, H, W, 1 or 3)`` for people: in colour, each pixel a square, about 256 pixels wide."""
+    scale = -(-256 // frames.shape[2])
+    return frames.expand(-1, -1, -1, 3).repeat_interleave(scale, 1).repeat_interleave(scale, 2)
+
+
 class SingleEnv(gym.Env[Any, Any]):
     """One copy of a batched environment as a plain Gymnasium environment with numpy observations.
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import random
-from .batched import BatchedEnv, Observation, SingleEnv, State
+from .batched import BatchedEnv, Observation, SingleEnv, State, enlarged
 
 COLUMNS = ("x", "y", "vx", "vy", "radius", "present", "red", "green", "blue", "fixed")  # of a state table
 RADIUS, PRESENT, RED, FIXED = 4, 5, 6, 9
@@ -558,8 +558,7 @@ class BouncingBalls(BatchedEnv):
         if self.curtain:
             start, stop = self._curtain
             frames[:, start:stop, start:stop] = 60
-        scale = -(-256 // self.image_size)
-        return frames.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
+        return enlarged(frames)
 
 
 def _any(bits: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import random
-from .batched import BatchedEnv, Observation, SingleEnv, State
+from .batched import BatchedEnv, Observation, SingleEnv, State, enlarged
 
 BLOCKS = ("possible", "O1", "O2", "O3")
 MOVIES = 4
@@ -177,9 +177,7 @@ class Occluders(BatchedEnv):
 
     def _image(self, state: State) -> Tensor:
         """The frame, enlarged to about 256 pixels."""
-        scale = -(-256 // self.image_size)
-        frames = self.frames(state["table"]).expand(-1, -1, -1, 3)
-        return frames.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
+        return enlarged(self.frames(state["table"]))
 
 
 def make_occluders(**options: Any) -> SingleEnv:

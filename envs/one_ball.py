@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import random
-from .batched import BatchedEnv, Observation, SingleEnv, State
+from .batched import BatchedEnv, Observation, SingleEnv, State, enlarged
 from .bouncing_balls import BouncingBalls
 
 LAWS = {"fixed": ("accelerates", "drifts", "walks at random"), "switching": ("horizontal", "vertical")}
@@ -173,9 +173,7 @@ class OneBall(BatchedEnv):
 
     def _image(self, state: State) -> Tensor:
         """The frame, enlarged to about 256 pixels."""
-        scale = -(-256 // self.image_size)
-        frames = self.frames(state["table"]).expand(-1, -1, -1, 3)
-        return frames.repeat_interleave(scale, 1).repeat_interleave(scale, 2)
+        return enlarged(self.frames(state["table"]))
 
 
 def _heading(key: Tensor) -> Tensor:

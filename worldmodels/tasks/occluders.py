@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from ..data.intphys import Scenes, find
 from ..data.video import Videos, frame_shape
-from ..encoders import FRAME_TOKENS
-from ..errors import UserError, nearest
+from ..errors import UserError
 from ..logging import progress_bar
-from ..models.video import DECODERS, READOUTS, VideoModel, video_model
+from ..models.video import VideoModel, video_model
 from ..report import figures
 from ..report import video as pictures
 from ..report.choices import draw_choices
 from . import Batch, CoreBuilder, refuse_equal_seeds, refuse_nothing, require_memory
-from .video import next_frame_loss, recorded
+from .video import Recordings, by_core, next_frame_loss, refuse_unknown_network
 
 BLOCKS = {"O1": "vanishes or appears", "O2": "changes shape", "O3": "changes place"}
 _POSSIBLE = 2  # of the four movies of a quadruple, the first two
@@ -97,30 +96,29 @@ class Occluders:
     ):
         if data is None and env["id"] is None:
             raise UserError("no environment was named; give experiment=occluders, or task.data=FOLDER of IntPhys")
-        for option, value, known in (
-            ("tokens", tokens, FRAME_TOKENS),
-            ("decoder", decoder, DECODERS),
-            ("readout", readout, READOUTS),
-        ):
-            if value not in known:
-                raise UserError(f"task.{option} is {value!r}; {nearest(value, known)}")
+        refuse_unknown_network(tokens, decoder, readout, noise)
         refuse_equal_seeds(train_seed, test_seed)
         refuse_nothing(train_episodes=train_episodes, quadruples=quadruples, steps=steps, window=window, stack=stack)
         refuse_nothing(channels=channels, hidden_size=hidden_size, image_size=image_size, every=every)
         if data is None and window > steps:
             raise UserError(f"task.window={window} and one more frame do not fit into task.steps={steps}")
-        if not 0.0 <= noise < 0.5:
-            raise UserError(f"task.noise={noise}; expected a share of the pixels, from 0 to below 0.5")
         self.name = "occluders" if data is None else f"IntPhys in {data}"
-        self.env_id, self.env_kwargs = env["id"], dict(env["kwargs"])
+        self.env_id, self.env_kwargs = env["id"] or "", dict(env["kwargs"])
         self.folder = None if data is None else Path(data)
         self.image_size, self.every = image_size, every
-        self.train_episodes, self.quadruples, self.steps = train_episodes, quadruples, steps
-        self.train_seed, self.test_seed, self.data_dir, self.fresh = train_seed, test_seed, data_dir, fresh
+        self.steps = steps
         self.window, self.noise = window, noise
         self.network: dict[str, Any] = {"tokens": tokens, "decoder": decoder, "readout": readout}
         self.network |= {"channels": channels, "hidden_size": hidden_size, "stack": stack}
-        self._recorded: dict[tuple[str, int, str], Videos] = {}
+        self._recordings = Recordings(
+            self.env_id,
+            self.env_kwargs,
+            episodes={"train": train_episodes, "test": quadruples},
+            seeds={"train": train_seed, "test": test_seed},
+            steps=steps,
+            data_dir=data_dir,
+            fresh=fresh,
+        )
         self._scenes: tuple[Scenes, dict[str, Scenes]] | None = None
 
     # Data.
@@ -146,22 +144,9 @@ class Occluders:
         self, block: str, movie: int, device: torch.device, *, quiet: bool = True, again: str | None = None
     ) -> Videos:
         """The training episodes (block "") or those of a movie, resident on the device."""
-        key = (block, movie, str(device))
-        if key not in self._recorded:
-            self._recorded[key] = recorded(
-                self.env_id,
-                self.env_kwargs | ({"block": block, "movie": movie} if block else {}),
-                f"{block}, movie {movie + 1}" if block else "",
-                episodes=self.quadruples if block else self.train_episodes,
-                steps=self.steps,
-                seed=self.test_seed if block else self.train_seed,
-                data_dir=self.data_dir,
-                fresh=self.fresh,
-                device=device,
-                quiet=quiet,
-                again=again,
-            )
-        return self._recorded[key]
+        variant = f"{block}, movie {movie + 1}" if block else ""
+        more = {"block": block, "movie": movie} if block else {}
+        return self._recordings.source(variant, more, device, quiet=quiet, again=again)
 
     def about(self) -> dict[str, Any]:
         """The checksums of the data, and the shape of a frame."""
@@ -259,11 +244,8 @@ class Occluders:
 
     def overview(self, results: Mapping[str, Mapping[str, Any]], of: str) -> Table:
         """The same with the mean and the standard deviation over the runs of every core."""
-        groups: dict[str, list[Mapping[str, Any]]] = {}
-        for result in results.values():
-            groups.setdefault(str(result["core"]), []).append(result)
         means = {}
-        for core, runs in sorted(groups.items()):
+        for core, runs in by_core(results):
             blocks = {}
             for block, found in runs[0]["blocks"].items():
                 values = {

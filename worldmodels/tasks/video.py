@@ -101,13 +101,7 @@ class Video:
             raise UserError("no environment was named; give env.id=<a Gymnasium id>, or experiment=balls")
         if env.get("resize") is not None:
             raise UserError(f"env.resize={env['resize']}, but frames are drawn from states; set env.kwargs.image_size")
-        for option, value, known in (
-            ("tokens", tokens, FRAME_TOKENS),
-            ("decoder", decoder, DECODERS),
-            ("readout", readout, READOUTS),
-        ):
-            if value not in known:
-                raise UserError(f"task.{option} is {value!r}; {nearest(value, known)}")
+        refuse_unknown_network(tokens, decoder, readout, noise)
         refuse_equal_seeds(train_seed, test_seed)
         refuse_nothing(
             train_episodes=train_episodes, test_episodes=test_episodes, steps=steps, window=window, stack=stack
@@ -120,8 +114,6 @@ class Video:
             )
         if not horizons or min(horizons) < 1 or max(horizons) > imagined:
             raise UserError(f"task.horizons={list(horizons)}; expected frames of 1 to task.imagined={imagined}")
-        if not 0.0 <= noise < 0.5:
-            raise UserError(f"task.noise={noise}; expected a share of the pixels, from 0 to below 0.5")
         self.test = {name: dict(kwargs) for name, kwargs in (test or {"test": {}}).items()}
         self.test_slots = dict(test_slots or {})
         unknown = sorted(set(self.test_slots) - set(self.test))
@@ -129,12 +121,19 @@ class Video:
             raise UserError(f"task.test_slots names {unknown[0]!r}; {nearest(unknown[0], self.test)}")
         self.env_id, self.env_kwargs = env["id"], dict(env["kwargs"])
         self.name = f"videos of {self.env_kwargs.get('preset') or self.env_id.rpartition('/')[2]}"
-        self.train_episodes, self.test_episodes, self.steps = train_episodes, test_episodes, steps
-        self.train_seed, self.test_seed, self.data_dir, self.fresh = train_seed, test_seed, data_dir, fresh
+        self.test_episodes = test_episodes
         self.window, self.prompt, self.imagined, self.horizons = window, prompt, imagined, list(horizons)
         self.reads, self.decodes, self.readout = tokens, decoder, readout
         self.channels, self.hidden_size, self.stack, self.noise = channels, hidden_size, stack, noise
-        self._recorded: dict[tuple[str, str], Videos] = {}
+        self._recordings = Recordings(
+            self.env_id,
+            self.env_kwargs,
+            episodes={"train": train_episodes, "test": test_episodes},
+            seeds={"train": train_seed, "test": test_seed},
+            steps=steps,
+            data_dir=data_dir,
+            fresh=fresh,
+        )
 
     # Data.
 
@@ -145,22 +144,8 @@ class Video:
 
     def source(self, variant: str, device: torch.device, *, quiet: bool = True, again: str | None = None) -> Videos:
         """The training episodes ("") or those of a variant of the test, resident on the device."""
-        key = (variant, str(device))
-        if key not in self._recorded:
-            self._recorded[key] = recorded(
-                self.env_id,
-                self.env_kwargs | (self.test[variant] if variant else {}),
-                variant,
-                episodes=self.test_episodes if variant else self.train_episodes,
-                steps=self.steps,
-                seed=self.test_seed if variant else self.train_seed,
-                data_dir=self.data_dir,
-                fresh=self.fresh,
-                device=device,
-                quiet=quiet,
-                again=again,
-            )
-        return self._recorded[key]
+        more = self.test[variant] if variant else {}
+        return self._recordings.source(variant, more, device, quiet=quiet, again=again)
 
     def about(self) -> dict[str, Any]:
         """The checksums of the data; the environment says what frames look like."""
@@ -303,10 +288,7 @@ class Video:
 
     def overview(self, results: Mapping[str, Mapping[str, Any]], of: str) -> Table:
         """The same of the means over the runs of every core."""
-        groups: dict[str, list[Mapping[str, Any]]] = {}
-        for result in results.values():
-            groups.setdefault(str(result["core"]), []).append(result)
-        return self.table({f"{core} ({len(runs)})": _mean(runs) for core, runs in sorted(groups.items())}, of)
+        return self.table({f"{core} ({len(runs)})": _mean(runs) for core, runs in by_core(results)}, of)
 
     # Pictures.
 
@@ -353,48 +335,97 @@ class Video:
         return written
 
 
-def recorded(
-    env_id: str,
-    env_kwargs: Mapping[str, Any],
-    variant: str,
-    *,
-    episodes: int,
-    steps: int,
-    seed: int,
-    data_dir: str | Path | Sequence[str | Path],
-    fresh: bool,
-    device: torch.device,
-    quiet: bool,
-    again: str | None,
-) -> Videos:
-    """Episodes of an environment's states, recorded if they never were, resident on the device.
+class Recordings:
+    """Episodes of an environment's states and of its variants, recorded if they never were.
 
     Args:
         env_id: of the environment.
-        env_kwargs: its keyword arguments.
-        variant: of the test, for people; "" for the training.
-        episodes: how many.
-        steps: of each.
-        seed: of the environment.
+        env_kwargs: keyword arguments it always gets.
+        episodes: how many, for "train" and for each variant of the "test".
+        seeds: of the environment, for "train" and "test".
+        steps: of an episode.
         data_dir: see ``collected``.
         fresh: see ``collected``.
-        device: where they go.
-        quiet: without a progress bar.
-        again: see ``collected``.
     """
-    settings = {"env_id": env_id, "env_kwargs": env_kwargs, "episodes": episodes, "steps": steps, "seed": seed}
-    with progress_bar(f"recording test: {variant}" if variant else "recording train") as bar:
-        bar.disable |= quiet
-        shown = bar.add_task("", total=episodes, note="episodes", visible=False)
-        found = collected(
-            data_dir,
-            "test" if variant else "train",
-            settings,
-            fresh=fresh,
-            again=again,
-            progress=lambda done, _: bar.update(shown, completed=done, visible=True),
-        )
-    return Videos(found.to(device), make_envs(env_id, 1, env_kwargs=env_kwargs, device=str(device)))
+
+    def __init__(
+        self,
+        env_id: str,
+        env_kwargs: Mapping[str, Any],
+        *,
+        episodes: Mapping[str, int],
+        seeds: Mapping[str, int],
+        steps: int,
+        data_dir: str | Path | Sequence[str | Path],
+        fresh: bool,
+    ):
+        self.env_id, self.env_kwargs, self.episodes, self.seeds = env_id, env_kwargs, episodes, seeds
+        self.steps, self.data_dir, self.fresh = steps, data_dir, fresh
+        self._opened: dict[tuple[str, str], Videos] = {}
+
+    def source(
+        self,
+        variant: str,
+        more: Mapping[str, Any],
+        device: torch.device,
+        *,
+        quiet: bool = True,
+        again: str | None = None,
+    ) -> Videos:
+        """The episodes of a variant, resident on the device.
+
+        Args:
+            variant: its name; "" for the training.
+            more: keyword arguments in which it differs.
+            device: where they go.
+            quiet: without a progress bar.
+            again: see ``collected``.
+        """
+        key = (variant, str(device))
+        if key not in self._opened:
+            which = "test" if variant else "train"
+            kwargs = {**self.env_kwargs, **more}
+            settings = {"env_id": self.env_id, "env_kwargs": kwargs, "episodes": self.episodes[which]}
+            settings |= {"steps": self.steps, "seed": self.seeds[which]}
+            with progress_bar(f"recording test: {variant}" if variant else "recording train") as bar:
+                bar.disable |= quiet
+                shown = bar.add_task("", total=self.episodes[which], note="episodes", visible=False)
+                found = collected(
+                    self.data_dir,
+                    which,
+                    settings,
+                    fresh=self.fresh,
+                    again=again,
+                    progress=lambda done, _: bar.update(shown, completed=done, visible=True),
+                )
+            env = make_envs(self.env_id, 1, env_kwargs=kwargs, device=str(device))
+            self._opened[key] = Videos(found.to(device), env)
+        return self._opened[key]
+
+
+def refuse_unknown_network(tokens: str, decoder: str, readout: str, noise: float) -> None:
+    """Refuse what ``video_model`` and ``next_frame_loss`` do not offer.
+
+    Raises:
+        UserError: naming the option.
+    """
+    for option, value, known in (
+        ("tokens", tokens, FRAME_TOKENS),
+        ("decoder", decoder, DECODERS),
+        ("readout", readout, READOUTS),
+    ):
+        if value not in known:
+            raise UserError(f"task.{option} is {value!r}; {nearest(value, known)}")
+    if not 0.0 <= noise < 0.5:
+        raise UserError(f"task.noise={noise}; expected a share of the pixels, from 0 to below 0.5")
+
+
+def by_core(results: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Results in groups, one for each core, in the order of their names."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results.values():
+        groups.setdefault(str(result["core"]), []).append(result)
+    return sorted(groups.items())
 
 
 def next_frame_loss(model: nn.Module, frames: Tensor, noise: float, generator: torch.Generator) -> Tensor:
