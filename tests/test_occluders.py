@@ -270,3 +270,10 @@ def test_seen_frames_do_not_tell_movies_apart():
         for t in range(0, 41, 5):
             seen = [sorted(m[t, b].tobytes() for m in part) for part in (movies[:2], movies[2:]) for b in range(20)]
             assert seen[:20] == seen[20:] and np.array(seen).shape == (40, 2)
+
+
+def test_an_environment_of_other_movies_is_refused_before_it_is_recorded(tmp_path):
+    env = {"id": "worldmodels/BouncingBalls-v0", "kwargs": {"observation": "state"}, "resize": None}
+    with pytest.raises(UserError, match="BouncingBalls-v0.*block"):
+        Task(env=env, train_episodes=4, quadruples=2, data_dir=tmp_path / "data").collect(quiet=True)
+    assert not (tmp_path / "data").exists()

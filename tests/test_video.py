@@ -19,6 +19,9 @@ BALLS = {"id": "worldmodels/BouncingBalls-v0"}
 SMALL = {"preset": "4balls", "observation": "state", "image_size": 16, "radius": 2.0}
 
 
+ABOUT = {"frame_shape": [1, 16, 16]}
+
+
 def task(tmp_path, **options):
     env = BALLS | {"kwargs": SMALL | options.pop("kwargs", {}), "resize": None}
     sizes = {"train_episodes": 30, "test_episodes": 4, "steps": 12, "window": 4, "prompt": 3, "imagined": 6}
@@ -32,7 +35,7 @@ def scoff(token_size, **sizes):
 
 def model(task, core=scoff):
     torch.manual_seed(0)
-    return task.model(core, {}).eval()
+    return task.model(core, ABOUT).eval()
 
 
 # The parts.
@@ -270,13 +273,19 @@ def test_cores_that_cannot_are_refused(tmp_path):
     with pytest.raises(
         UserError, match="runs test with 8 slots, which RIMs and its readout cannot be given after training"
     ):
-        watched.model(lambda size, **_: RIMs(size, 4, 8, num_active=2), {})
+        watched.model(lambda size, **_: RIMs(size, 4, 8, num_active=2), ABOUT)
     watched = task(tmp_path, test_slots={"test": 8}, readout="concatenated")
     with pytest.raises(UserError, match="which SCOFF and its readout cannot be given"):
-        watched.model(scoff, {})
+        watched.model(scoff, ABOUT)
+    with pytest.raises(UserError, match="task.hidden_size=20; expected a multiple of 8"):
+        task(tmp_path, hidden_size=20).model(scoff, ABOUT)
+
+
+def test_an_environment_without_frames_is_refused_before_it_is_recorded(tmp_path):
     for env_id, kwargs in (("worldmodels/Recall-v0", {}), ("worldmodels/BouncingBalls-v0", {"observation": "frames"})):
         with pytest.raises(UserError, match="videos are drawn from states by an environment with a method frames"):
-            task(tmp_path, env={"id": env_id, "kwargs": kwargs}).model(scoff, {})
+            task(tmp_path, env={"id": env_id, "kwargs": kwargs}).collect(quiet=True)
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_small_ball_is_followed(tmp_path):
@@ -290,7 +299,7 @@ def test_a_small_ball_is_followed(tmp_path):
         tokens="vector",
     )
     torch.manual_seed(0)
-    video = watched.model(lambda size, **_: LSTM(size, 1, 64, num_tokens=1), {})
+    video = watched.model(lambda size, **_: LSTM(size, 1, 64, num_tokens=1), ABOUT)
     draw, generator = watched.batches(16, torch.device("cpu")), torch.Generator().manual_seed(0)
     optimiser = torch.optim.Adam(video.parameters(), lr=3e-3)
     for _ in range(150):

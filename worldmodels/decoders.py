@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from .attention import join_heads, scores, split_heads
 from .encoders import SMALLEST_MAP, ResidualBlock, convolution, halved, halvings, of_order_one
 
+READOUT_HEADS = 8
+
 
 class ViewDecoder(nn.Module):
     """Vectors to maps: S2RM's deconvolutional network with residual connections, ``O = D(d)`` or ``O = D(h, s)``.
@@ -80,11 +82,11 @@ class SlotReadout(nn.Module):
 
     Args:
         slot_size: D.
-        size: of the vector.
+        size: of the vector, a multiple of the heads.
         num_heads: queries.
     """
 
-    def __init__(self, slot_size: int, size: int, *, num_heads: int = 8):
+    def __init__(self, slot_size: int, size: int, *, num_heads: int = READOUT_HEADS):
         super().__init__()
         self.num_heads = num_heads
         self.siamese = nn.Sequential(nn.Linear(slot_size, size), nn.ELU())

@@ -128,6 +128,7 @@ class Occluders:
         if self.folder is not None:
             self.official()
             return
+        frame_shape(self.env_id, {**self.env_kwargs, "block": "O1", "movie": 3})  # refuses others before it records
         self._source("", 0, torch.device("cpu"), quiet=quiet, again=None if quiet else "task.fresh=true")
         for block in BLOCKS:
             for movie in range(4):
@@ -162,7 +163,7 @@ class Occluders:
         for block in BLOCKS:
             for movie in range(4):
                 data[f"{block} {movie + 1}"] = self._source(block, movie, cpu).episodes.checksum
-        return {"data": data, "frame_shape": list(frame_shape(self.env_id, self.env_kwargs))}
+        return {"data": data, "frame_shape": list(self._recordings.frame_shape)}
 
     def batches(self, batch_size: int, device: torch.device) -> Callable[[torch.Generator], Batch]:
         """Frames of random windows of possible movies, ``(window + 1, B, C, H, W)``."""

@@ -1,6 +1,7 @@
 """Video prediction: SCOFF's experiments on moving pictures, on any environment that draws frames of its states."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,10 @@ class Video:
         return self._recordings.source(variant, more, device, quiet=quiet, again=again)
 
     def about(self) -> dict[str, Any]:
-        """The checksums of the data; the environment says what frames look like."""
+        """The checksums of the data, and the shape of a frame."""
         cpu = torch.device("cpu")
-        return {
-            "data": {variant or "train": self.source(variant, cpu).episodes.checksum for variant in ("", *self.test)}
-        }
+        data = {variant or "train": self.source(variant, cpu).episodes.checksum for variant in ("", *self.test)}
+        return {"data": data, "frame_shape": list(self._recordings.frame_shape)}
 
     def batches(self, batch_size: int, device: torch.device) -> Callable[[torch.Generator], Batch]:
         """Frames of random windows, ``(window + 1, B, C, H, W)``, drawn on the device."""
@@ -163,10 +163,10 @@ class Video:
 
     def model(self, core: CoreBuilder, about: Mapping[str, Any]) -> VideoModel:
         """A ``VideoModel``; without other sizes the core has four slots of 100, the paper's."""
-        shape = frame_shape(self.env_id, self.env_kwargs)
+        channels, height, width = about["frame_shape"]
         video = video_model(
             core,
-            shape,
+            (channels, height, width),
             tokens=self.reads,
             decoder=self.decodes,
             readout=self.readout,
@@ -177,7 +177,7 @@ class Video:
         require_memory(video.core, "video prediction")
         for variant, number in self.test_slots.items():
             try:
-                video.rollout(torch.zeros(1, 1, *shape), 1, num_slots=number)
+                video.rollout(torch.zeros(1, 1, channels, height, width), 1, num_slots=number)
             except (RuntimeError, KeyError, ValueError) as error:
                 raise UserError(
                     f"task.test_slots runs {variant} with {number} slots, which {type(video.core).__name__} and its readout "
@@ -363,6 +363,11 @@ class Recordings:
         self.steps, self.data_dir, self.fresh = steps, data_dir, fresh
         self._opened: dict[tuple[str, str], Videos] = {}
 
+    @cached_property
+    def frame_shape(self) -> tuple[int, int, int]:
+        """``(C, H, W)``; an environment that draws no frames of its states is refused, before anything is recorded."""
+        return frame_shape(self.env_id, self.env_kwargs)
+
     def source(
         self,
         variant: str,
@@ -383,6 +388,7 @@ class Recordings:
         """
         key = (variant, str(device))
         if key not in self._opened:
+            _ = self.frame_shape  # which refuses other environments
             which = "test" if variant else "train"
             kwargs = {**self.env_kwargs, **more}
             settings = {"env_id": self.env_id, "env_kwargs": kwargs, "episodes": self.episodes[which]}
