@@ -21,7 +21,9 @@ _DROP = ("dropped", "left", "discarded", "put down")
 _GIVE = ("gave", "handed", "passed")
 _ACTIONS = {1: ("go",), 7: ("go", "get", "drop", "give")}  # the others: go, get and drop
 _THERE = 0.2  # of the sentences that may end in "there"
-_PUT_DOWN = 0.8  # of the questions where a thing was before, so many wait until no one has it
+_PUT_DOWN = 0.87  # of the questions where a thing was before, so many wait until no one has it
+_EARLIER = 0.2  # of the questions where a thing was before, so many ask of a place before the last one, and so on
+_RECENT = 5  # sentences, in the last of which such a question has its newest support
 _ASKED = 5  # questions of a story
 _BETWEEN = 2  # sentences before a question may be asked
 
@@ -45,6 +47,7 @@ class World:
         self.seen: dict[str, list[str]] = {}  # all things a person ever had, in this order
         self.moved: dict[str, int] = {}  # the sentence that told a person's place
         self.handled: dict[str, int] = {}  # the sentence that told who has a thing, or that no one has
+        self.taken: dict[str, int] = {}  # the sentence that told who has a thing, or had it last
         self.events: dict[str, list[int]] = {}  # the sentences about what a person has
 
     def hear(self, sentence: Words) -> None:
@@ -74,7 +77,7 @@ class World:
         self.told += 1
 
     def _take(self, who: str, thing: str, at: int) -> None:
-        self.holder[thing], self.handled[thing] = who, at
+        self.holder[thing], self.handled[thing], self.taken[thing] = who, at, at
         seen = self.seen.setdefault(who, [])
         if thing not in seen:
             seen.append(thing)
@@ -197,18 +200,13 @@ def _ask(number: int, world: World, draw: Random) -> tuple[Words, tuple[int, ...
     """A question that the sentences answer, and those it follows from; None if what was drawn cannot be asked."""
     known = world.events if number in (7, 8) else world.place
     who, thing = draw.choice(sorted(known) or PEOPLE), draw.choice(THINGS)
-    if number == 3 and thing in world.holder and draw.random() < _PUT_DOWN:
-        return None
+    if number == 3:
+        found = (_ask_before(world, thing, draw) for thing in draw.sample(THINGS, len(THINGS)))
+        return next((question for question in found if question), None)
     if number == 1 and who in world.place:
         return ("where", "is", who), (world.moved[who],)
     if number == 2 and world.where(thing):
         return ("where", "is", "the", thing), world.history[thing][-1][1]
-    if number == 3 and len(world.history.get(thing, ())) > 1:
-        history = world.history[thing]
-        n = draw.randrange(1, len(history))
-        if history[n][0] not in (place for place, _ in history[n + 1 :]):
-            before = ("where", "was", "the", thing, "before", "the", history[n][0])
-            return before, tuple(dict.fromkeys((*history[n][1], *history[n - 1][1])))
     if number == 6 and who in world.place:
         others = [place for place in PLACES if place != world.place[who]]
         place = world.place[who] if draw.random() < 0.5 else draw.choice(others)
@@ -218,3 +216,23 @@ def _ask(number: int, world: World, draw: Random) -> tuple[Words, tuple[int, ...
     if number == 8 and who in world.events:
         return ("what", "is", who, "carrying"), tuple(world.events[who])
     return None
+
+
+def _ask_before(world: World, thing: str, draw: Random) -> tuple[Words, tuple[int, ...]] | None:
+    """A question about the place before one to which a thing was lately carried, as official ones are.
+
+    Whoever had it last carried it to both places, and has moved with it or put it down within the last sentences.
+    """
+    history = world.history.get(thing, [])
+    if len(history) < 2 or (thing in world.holder and draw.random() < _PUT_DOWN):
+        return None
+    n = len(history) - 1
+    while n > 1 and draw.random() < _EARLIER:
+        n -= 1
+    (place, (taken, came)), (_, (also_taken, came_before)) = history[n], history[n - 1]
+    newest = came if thing in world.holder else world.handled[thing]
+    carried = world.taken[thing] == taken == also_taken < came_before
+    if not carried or newest < world.told - _RECENT or place in (later for later, _ in history[n + 1 :]):
+        return None
+    supports = (came, came_before, taken) if thing in world.holder else (newest, came, came_before)
+    return ("where", "was", "the", thing, "before", "the", place), supports
