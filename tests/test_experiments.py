@@ -38,7 +38,7 @@ ABOUT = {  # what a task without an environment says of its data
     "relations": {"num_symbols": 100},
     "babi": {"vocabulary": ["mary", "where"], "longest": [7, 7]},
     "cbt": {"vocabulary": ["alice", "said"]},
-    "occluders": {"frame_shape": [1, 64, 64]},
+    **dict.fromkeys(("balls", "single_ball", "switching", "occluders"), {"frame_shape": [1, 64, 64]}),
 }
 
 

@@ -66,6 +66,21 @@ def test_runs_of_other_tasks_are_reported_by_their_own_table(home, monkeypatch, 
     assert "adding" in capsys.readouterr().out and (home / "adding" / "report.md").is_file()
 
 
+def test_cores_with_other_options_are_other_models(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    words = ["train", "experiment=adding", "size=smoke", "logger.progress=false", "logger.figures=false"]
+    for name, more in {"gru": ["core=gru"], "two": ["core=scoff"], "again": ["core=scoff", "seed=1"]}.items():
+        assert main([*words, *more, f"run=options/{name}"]) == 0
+    assert main([*words, "core=scoff", "core.num_schemata=3", "core.communication=snps", "run=options/three"]) == 0
+    _, lines = overview(task_runs([Path("options")])[0])
+    assert {Path(line["run"]).name: line["core"] for line in lines} == {
+        "gru": "gru",
+        "two": "scoff, num_schemata=2, communication=attention",
+        "again": "scoff, num_schemata=2, communication=attention",
+        "three": "scoff, num_schemata=3, communication=snps",
+    }
+
+
 def test_runs_of_two_tasks_make_no_table(home, monkeypatch, capsys):
     monkeypatch.chdir(home)
     assert main(["report", "."]) == 2

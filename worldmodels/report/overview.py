@@ -56,16 +56,30 @@ def overview(runs: Sequence[Path], trust: Iterable[str] = ()) -> tuple[Table, li
         config = read_config(runs[0])
         vet(runs[0], config)
         task = build_task(config)
-    results, lines = {}, []
+    results, lines, cores = {}, [], dict[str, dict[str, Any]]()
     for run in runs:
         result, config = read_evaluation(run), read_config(run)
         if str(config["core"].get("_target_")).rpartition(".")[2] == result["core"]:
             result["core"] = core_name(config["core"])
+            cores[run.as_posix()] = config["core"]
         results[run.as_posix()] = result
+    for run, differing in _differing({run: str(results[run]["core"]) for run in cores}, cores).items():
+        results[run]["core"] += "".join(f", {option}={cores[run].get(option)}" for option in differing)
+    for run, result in results.items():
         plain = {key: value for key, value in result.items() if isinstance(value, (str, int, float))}
-        lines.append({"run": run.as_posix(), **plain, **result["scores"]})
+        lines.append({"run": run, **plain, **result["scores"]})
     table: Any = getattr(task, "overview", task.table)(results, task.name)
     return table, lines
+
+
+def _differing(names: Mapping[str, str], cores: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Of each run the options in which its core differs from others of that name, so that no two models are averaged."""
+    found = {}
+    for run, name in names.items():
+        alike = [cores[other] for other, its in names.items() if its == name]
+        options = dict.fromkeys(option for core in alike for option in core)
+        found[run] = [option for option in options if any(core.get(option) != cores[run].get(option) for core in alike)]
+    return found
 
 
 def write(table: Table, lines: Sequence[Mapping[str, Any]], folder: Path, command: str) -> list[Path]:
