@@ -42,7 +42,7 @@ def modules():
 
 
 LAYERS = [
-    {f"worldmodels.{name}" for name in ("errors", "core", "grouped", "attention", "metrics", "ranges")},
+    {f"worldmodels.{name}" for name in ("errors", "core", "grouped", "attention", "metrics", "ranges", "segmentation")},
     {"worldmodels.encoders", "worldmodels.losses", "worldmodels.cores", "worldmodels.data", "worldmodels.decoders"},
     {
         f"worldmodels.cores.{name}"

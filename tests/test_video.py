@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.metrics import adjusted_rand_score
 
 import worldmodels
 from worldmodels.cli import main
@@ -330,3 +331,53 @@ def test_doubling_and_convolving_as_one():
     plainly = F.conv2d(F.pad(F.interpolate(maps, scale_factor=2), (1, 2, 1, 2)), layer.weight, layer.bias)
     assert torch.allclose(layer(maps), plainly, atol=1e-12) and layer(maps).shape == (2, 3, 12, 14)
     assert set(layer.state_dict()) == {"weight", "bias"}
+
+
+def test_masks_are_scored_as_segmentations(tmp_path):
+    """Against scikit-learn, frame by frame, with the masks said from the true frames before."""
+    variants = {"test": {}, "transfer": {"num_balls": 6}}
+    watched = task(tmp_path, kwargs={"colours": 4}, decoder="slots", test=variants, test_slots={"transfer": 5})
+    video = watched.model(scoff, {"frame_shape": [3, 16, 16]}).eval()
+    result = watched.evaluate(video)
+    for variant, number in (("test", 3), ("transfer", 5)):
+        source = watched.source(variant, torch.device("cpu"))
+        states = torch.cat(list(source.whole(9, 4)), dim=1)
+        frames = source.drawn(states)
+        slots, _ = video.observe(frames[:-1], video.initial_state(4, number))
+        masks = source.env.masks(states)
+        found, objects = [], []
+        for t in range(3, 9):
+            said = video.decoder.parts(slots[t - 1])[0].argmax(1)
+            assert said.max() < number
+            for b in range(4):
+                true = torch.zeros(16, 16, dtype=torch.long)
+                for ball, mask in enumerate(masks[t, b]):
+                    true[mask] = ball + 1
+                found.append(adjusted_rand_score(true.flatten().numpy(), said[b].flatten().numpy()))
+                seen = true > 0
+                objects.append(adjusted_rand_score(true[seen].numpy(), said[b][seen].numpy()))
+        assert result["scores"][f"ari/{variant}"] == pytest.approx(sum(found) / len(found), abs=1e-9)
+        assert result["scores"][f"ari_foreground/{variant}"] == pytest.approx(sum(objects) / len(objects), abs=1e-9)
+        assert 0.0 <= result["scores"][f"iou/{variant}"] < 1.0
+    table = watched.table({"run": result | {"core": "scoff"}}, "test")
+    cells = [list(column.cells) for column in table.columns]
+    assert [str(column.header) for column in table.columns[-3:]] == [
+        "transfer\nARI",
+        "transfer\nARI, balls only",
+        "transfer\nIoU",
+    ]
+    assert cells[-3][0] == f"{result['scores']['ari/transfer']:.3f}" and cells[-3][-1] == "0.355"
+    watched.draw(video, result, [], tmp_path, 0)
+    assert (tmp_path / "segments_transfer.png").is_file()
+
+
+def test_perfect_masks_have_an_index_of_one(tmp_path, monkeypatch):
+    watched = task(tmp_path, decoder="slots")
+    video = model(watched)
+    source = watched.source("test", torch.device("cpu"))
+    true = source.env.masks(torch.cat(list(source.whole(9, 4)), dim=1))[3:]
+    both = torch.cat([~true.any(2, keepdim=True), true], dim=2).float()
+    steps = iter(both)
+    monkeypatch.setattr(video.decoder, "parts", lambda slots: (next(steps), None))
+    segments = watched.evaluate(video)["segments"]["test"]
+    assert segments == {"ari": 1.0, "ari_foreground": 1.0, "iou": 1.0}

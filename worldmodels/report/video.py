@@ -98,6 +98,35 @@ def _film(frames: Tensor, rows: Mapping[str, Tensor], prompt: int, path: Path) -
     return path
 
 
+def segments(frames: Tensor, true: Tensor, said: Tensor, prompt: int, path: Path) -> Path:
+    """Frames of a video, whose their pixels are, and which slot's they are said to be, a colour for each.
+
+    Args:
+        frames: ``(S, C, H, W)``.
+        true: 0 the background, which stays black, ``(S, H, W)``.
+        said: slots, from 0, ``(S, H, W)``.
+        prompt: how many frames came before these.
+        path: the file to write.
+    """
+    steps = range(0, len(frames), max(1, -(-len(frames) // _SHOWN)))
+    figure = blank(min(WIDEST, 0.95 * len(steps) + 1.2), 3.4, layout="constrained")
+    axes = figure.subplots(3, len(steps), squeeze=False)
+    palette = np.array(
+        [(0.0, 0.0, 0.0), *(rgb(COLORS[k % len(COLORS)]) for k in range(max(int(true.max()), 1 + int(said.max()))))]
+    )
+    for column, t in enumerate(steps):
+        shown = (_picture(frames[t]), palette[true[t].cpu().numpy()], palette[1 + said[t].cpu().numpy()])
+        for row, (name, picture) in enumerate(zip(("frame", "true objects", "said slots"), shown, strict=True)):
+            axes[row, column].imshow(picture, vmin=0, vmax=1)
+            axes[row, column].set(xticks=[], yticks=[])
+            axes[row, 0].set_ylabel(name, fontsize=8)
+        axes[0, column].set_title(f"frame {prompt + t + 1}", fontsize=8)
+    figure.suptitle(
+        "a test video, and the slot whose mask is largest at every pixel, said from the frames before", fontsize=9
+    )
+    return save(figure, path)
+
+
 def schemata(frames: Tensor, schema: Tensor, laws: Tensor | None, names: Sequence[str], path: Path) -> Path:
     """Frames of a video, the law by which the object moves on from each, and the schema of every object file (Fig. 3, 4, 14).
 

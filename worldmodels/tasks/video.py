@@ -24,11 +24,21 @@ from ..models.video import DECODERS, READOUTS, VideoModel, video_model
 from ..report import figures
 from ..report import video as pictures
 from ..report.choices import draw_choices, trace
+from ..segmentation import adjusted_rand, contingency, matched_iou
 from . import Batch, CoreBuilder, refuse_equal_seeds, refuse_nothing, require_memory
 
 _EPISODES_AT_ONCE = 50  # of an evaluation, so that memory stays bounded
 _SETTLED = 5  # frames after which a law that has to be told from motion counts: the paper's "about five"
+_SEGMENTED = {"ari": "ARI", "ari_foreground": "ARI, balls only", "iou": "IoU"}
 _USED = 0.01  # a schema chosen less often than this counts as not used
+
+PUBLISHED_ARI = {
+    "SCOFF": {"test": 0.28, "transfer": 0.15},
+    "SCOFF++": {"test": 0.8437, "transfer": 0.2632},
+    "PNPS, 10 rules": {"test": 0.7813, "transfer": 0.1997},
+    "SNPS, 10 rules": {"test": 0.8518, "transfer": 0.3553},
+}
+"""Goyal et al. 2021 (NPS), Table 4: four balls, and six to eight; two runs. Whether the background counts is not said."""
 
 
 class Video:
@@ -44,6 +54,11 @@ class Video:
     core chooses schemata, it is measured whether each schema belongs to one law: the share of frames at which the schema is
     the law's, by the assignment of schemata to laws for which that share is largest. Where the law can be told from motion
     only, the first five frames do not count.
+
+    Where the environment tells which pixels are whose (``masks(states)``) and every slot draws a mask (``decoder="slots"``),
+    these are measured as segmentations of the frames after the prompt, each said from the true ones before it (NPS, Table 4):
+    the adjusted Rand index, with the background as a segment and of the objects' pixels only, and the overlap of each object
+    with the slot assigned to it.
 
     Args:
         env: "id" of the environment, which draws ``frames(states)``, and its "kwargs", by which its observations are states.
@@ -198,6 +213,7 @@ class Video:
         n = min(limit or self.test_episodes, self.test_episodes)
         errors: dict[str, dict[str, list[float]]] = {}
         chosen: dict[str, Any] = {}
+        segments: dict[str, dict[str, float]] = {}
         chooses = self._chooses(model)
         with progress_bar("scoring") as bar:
             bar.disable |= quiet
@@ -206,6 +222,7 @@ class Video:
                 source = self.source(variant, device)
                 tally = _Errors(self.imagined)
                 seen: list[tuple[Tensor, Tensor | None]] = []
+                tables: list[tuple[Tensor, Tensor]] = []
                 for states in source.whole(self.prompt + self.imagined, _EPISODES_AT_ONCE, limit):
                     frames = source.drawn(states)
                     tally.add(self._imagine(model, frames, variant)[0], frames[self.prompt - 1 :])
@@ -214,16 +231,23 @@ class Video:
                         schema = trace(model.core, model.tokens(frames), start)["schema"]
                         laws = source.env.laws(states) if hasattr(source.env, "laws") else None
                         seen.append((schema.cpu(), None if laws is None else laws.cpu()))
+                    if isinstance(model.decoder, SlotDecoder) and hasattr(source.env, "masks"):
+                        true, said = self._segments(model, source, states, variant)
+                        tables += [_tables(one, other) for one, other in zip(true, said, strict=True)]
                     bar.advance(shown, frames.shape[1])
                 errors[variant] = tally.means()
                 if seen:
                     chosen[variant] = self._schemata(seen, source.env)
+                if tables:
+                    segments[variant] = _segmentation(tables)
         scores = {
             f"mse/{variant}/{h}": lines["model"][h - 1] for variant, lines in errors.items() for h in self.horizons
         }
         for variant, found in chosen.items():
             scores |= {f"{name}/{variant}": found[name] for name in ("agreement", "after_switch") if name in found}
-        return {"scores": scores, "errors": errors, "schemata": chosen, "prompt": self.prompt, "n": n}
+        scores |= {f"{name}/{variant}": found[name] for variant, found in segments.items() for name in _SEGMENTED}
+        told = {"schemata": chosen, "segments": segments}
+        return {"scores": scores, "errors": errors, **told, "prompt": self.prompt, "n": n}
 
     @staticmethod
     def _chooses(model: VideoModel) -> bool:
@@ -233,6 +257,19 @@ class Video:
 
     def _imagine(self, model: VideoModel, frames: Tensor, variant: str) -> tuple[Tensor, Tensor]:
         return model.rollout(frames[: self.prompt], self.imagined, num_slots=self.test_slots.get(variant))
+
+    def _segments(self, model: VideoModel, source: Videos, states: Tensor, variant: str) -> tuple[Tensor, Tensor]:
+        """Whose each pixel is, of the frames after the prompt: truly (0 the background), and the slot whose mask is largest.
+
+        Both ``(imagined, B, H, W)``; the masks are said from the true frames before.
+        """
+        frames = source.drawn(states[:-1])
+        slots, _ = model.observe(frames, model.initial_state(frames.shape[1], self.test_slots.get(variant)))
+        assert isinstance(model.decoder, SlotDecoder)
+        said = [model.decoder.parts(of_step)[0].argmax(1) for of_step in slots[self.prompt - 1 :]]
+        masks = source.env.masks(states[self.prompt :])
+        numbers = torch.arange(1, masks.shape[2] + 1, device=masks.device)[:, None, None]
+        return (masks * numbers).sum(2), torch.stack(said)
 
     def _schemata(self, seen: Sequence[tuple[Tensor, Tensor | None]], env: Any) -> dict[str, Any]:
         schema = torch.cat([part for part, _ in seen], dim=1)  # (T, B, K)
@@ -266,6 +303,10 @@ class Video:
         for variant in laws:
             table.add_column(f"{variant}\nschema is the law's, %", justify="right")
             table.add_column("after a switch, %", justify="right")
+        segmented = next((result["segments"] for result in results.values() if result.get("segments")), {})
+        for variant in segmented:
+            for name in _SEGMENTED.values():
+                table.add_column(f"{variant}\n{name}", justify="right")
 
         def cells(errors: Mapping[str, Mapping[str, Sequence[float]]], line: str) -> list[str]:
             found = []
@@ -280,10 +321,16 @@ class Video:
             for variant in laws:
                 found = result["schemata"].get(variant, {})
                 more += [f"{100 * found[key]:.1f}" if key in found else "" for key in ("agreement", "after_switch")]
+            parts = result.get("segments") or {}
+            more += [f"{parts[variant][key]:.3f}" if parts else "" for variant in segmented for key in _SEGMENTED]
             table.add_row(name, *cells(result["errors"], "model"), *more)
         table.add_section()
         table.add_row("copy of the last true frame", *cells(first["errors"], "copy"))
         table.add_row("true frames, blurred", *cells(first["errors"], "blurred"))
+        if set(segmented) == {"test", "transfer"}:
+            before = [""] * (len(columns) + 2 * len(laws))
+            for name, found in PUBLISHED_ARI.items():
+                table.add_row(f"paper: {name}", *before, *(x for v in segmented for x in (f"{found[v]:.3f}", "", "")))
         return table
 
     def overview(self, results: Mapping[str, Mapping[str, Any]], of: str) -> Table:
@@ -320,6 +367,10 @@ class Video:
             parts = model.decoder.parts(slots.flatten(0, 1)) if isinstance(model.decoder, SlotDecoder) else None
             suffix = f"_{variant}" if len(self.test) > 1 else ""
             written += pictures.rollout(frames[:, 0], said[:, 0], parts, folder, suffix)
+            if parts is not None and hasattr(source.env, "masks"):
+                true, labels = (part[:, 0] for part in self._segments(model, source, states[:, None], variant))
+                path = folder / f"segments{suffix}.png"
+                written.append(pictures.segments(frames[self.prompt :, 0], true, labels, self.prompt, path))
             read = model.tokens(frames)
             chosen = trace(model.core, read, model.initial_state(1))
             if "schema" in chosen:
@@ -481,6 +532,22 @@ def blurred(frames: Tensor) -> Tensor:
     return coarse.repeat_interleave(2, -1).repeat_interleave(2, -2).view_as(frames)
 
 
+def _tables(true: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+    """Contingencies of segmentations ``(B, H, W)``: of all pixels, and of those that are an object's."""
+    true, said = true.flatten(1), said.flatten(1)
+    return contingency(true, said, torch.ones_like(true, dtype=torch.bool)), contingency(true, said, true > 0)
+
+
+def _segmentation(tables: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """Means over all frames in which there is something to segment."""
+    found = {
+        "ari": [adjusted_rand(everything) for everything, _ in tables],
+        "ari_foreground": [adjusted_rand(objects) for _, objects in tables],
+        "iou": [matched_iou(everything) for everything, _ in tables],
+    }
+    return {name: float(torch.cat([part.cpu() for part in parts]).nanmean()) for name, parts in found.items()}
+
+
 def agreement(schema: Tensor, laws: Tensor, num_laws: int, settled: int) -> dict[str, Any]:
     """Whether each schema belongs to one law.
 
@@ -533,4 +600,9 @@ def _mean(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for variant, found in first["schemata"].items():
         named = [name for name in ("agreement", "after_switch") if name in found]
         schemata[variant] = {name: float(np.mean([run["schemata"][variant][name] for run in runs])) for name in named}
-    return {"core": first["core"], "prompt": first["prompt"], "errors": errors, "schemata": schemata}
+    segments = {
+        variant: {name: float(np.mean([run["segments"][variant][name] for run in runs])) for name in _SEGMENTED}
+        for variant in first.get("segments") or {}
+    }
+    told = {"schemata": schemata, "segments": segments}
+    return {"core": first["core"], "prompt": first["prompt"], "errors": errors, **told}
