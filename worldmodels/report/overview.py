@@ -63,11 +63,11 @@ def overview(runs: Sequence[Path], trust: Iterable[str] = ()) -> tuple[Table, li
             result["core"] = core_name(config["core"])
             cores[run.as_posix()] = config["core"]
         results[run.as_posix()] = result
-    for run, differing in _differing({run: str(results[run]["core"]) for run in cores}, cores).items():
-        results[run]["core"] += "".join(f", {option}={cores[run].get(option)}" for option in differing)
-    for run, result in results.items():
+    for name, differing in _differing({run: str(results[run]["core"]) for run in cores}, cores).items():
+        results[name]["core"] += "".join(f", {option}={cores[name].get(option)}" for option in differing)
+    for name, result in results.items():
         plain = {key: value for key, value in result.items() if isinstance(value, (str, int, float))}
-        lines.append({"run": run, **plain, **result["scores"]})
+        lines.append({"run": name, **plain, **result["scores"]})
     table: Any = getattr(task, "overview", task.table)(results, task.name)
     return table, lines
 

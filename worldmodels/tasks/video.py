@@ -303,7 +303,9 @@ class Video:
         for variant in laws:
             table.add_column(f"{variant}\nschema is the law's, %", justify="right")
             table.add_column("after a switch, %", justify="right")
-        segmented = next((result["segments"] for result in results.values() if result.get("segments")), {})
+        segmented: Mapping[str, Any] = next(
+            (result["segments"] for result in results.values() if result.get("segments")), {}
+        )
         for variant in segmented:
             for name in _SEGMENTED.values():
                 table.add_column(f"{variant}\n{name}", justify="right")
