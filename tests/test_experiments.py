@@ -28,7 +28,7 @@ REFUSED = {  # which cores cannot do what an experiment asks
     **dict.fromkeys(("adding", "gridworld", "relations", "babi"), WITHOUT_STATE),
     **dict.fromkeys(("balls", "balls_masks", "single_ball", "switching", "occluders"), WITHOUT_STATE),
     "cbt": set(CORES) - {"entnet"},
-    "arithmetic": set(CORES) - {"snps", "pnps", "routing"},
+    **dict.fromkeys(("arithmetic", "mnist"), set(CORES) - {"snps", "pnps", "routing"}),
     **dict.fromkeys(("views", "balls_crops", "skirmish", "flatland"), WITHOUT_STATE - {"mlp"}),
 }
 NAMED = {"any": ["env.id=CartPole-v1", "encoder=vector"], "views": ["task.env_id=worldmodels/Skirmish-v0"]}

@@ -84,12 +84,19 @@ LAYERS = [
             "cbt",
             "video",
             "intphys",
+            "digits",
         )
     },
     {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},
-    {f"worldmodels.models.{name}" for name in ("world_model", "views", "sequence", "memory_network", "video")},
+    {
+        f"worldmodels.models.{name}"
+        for name in ("world_model", "views", "sequence", "memory_network", "video", "picture")
+    },
     {"worldmodels.ranking", "worldmodels.seeing", "worldmodels.logging", "worldmodels.training", "worldmodels.report"},
-    {f"worldmodels.report.{name}" for name in ("figures", "tables", "transitions", "choices", "views", "video")},
+    {
+        f"worldmodels.report.{name}"
+        for name in ("figures", "tables", "transitions", "choices", "views", "video", "rules")
+    },
     {"worldmodels.tasks"},
     {
         f"worldmodels.tasks.{name}"
@@ -98,6 +105,7 @@ LAYERS = [
             "views",
             "adding",
             "arithmetic",
+            "digits",
             "gridworld",
             "relations",
             "babi",

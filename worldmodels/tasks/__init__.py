@@ -19,6 +19,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "views": {"_target_": "worldmodels.tasks.views.PartialViews"},
     "adding": {"_target_": "worldmodels.tasks.adding.Adding"},
     "arithmetic": {"_target_": "worldmodels.tasks.arithmetic.CoordinateArithmetic"},
+    "digits": {"_target_": "worldmodels.tasks.digits.DigitTransformations"},
     "gridworld": {"_target_": "worldmodels.tasks.gridworld.GridWorld"},
     "relations": {"_target_": "worldmodels.tasks.relations.Relations"},
     "babi": {"_target_": "worldmodels.tasks.babi.Babi"},

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.table import Table
@@ -14,7 +13,7 @@ from ..core import RuleCore, Tokens
 from ..data import sequences as data
 from ..errors import UserError
 from ..models.sequence import SlotChange
-from ..report import figures
+from ..report import figures, rules
 from . import Batch, CoreBuilder, refuse_equal_seeds, refuse_nothing
 
 _TOKEN_SIZE, _SLOT_SIZE = 4, 2  # a coordinate before and after, and before
@@ -85,8 +84,6 @@ class CoordinateArithmetic:
     @torch.no_grad()
     def evaluate(self, model: SlotChange, limit: int | None = None, *, quiet: bool = True) -> dict[str, Any]:
         """The error beside that of copying the input and of the mean, and which rule was used for which operation."""
-        from scipy.optimize import linear_sum_assignment
-
         device = next(model.parameters()).device
         tokens, operation, primary = data.coordinate_arithmetic(self.test_size, data.generator(self.test_seed, 0))
         tokens, operation, primary = tokens[:limit], operation[:limit], primary[:limit]
@@ -98,22 +95,19 @@ class CoordinateArithmetic:
             rule = rule[torch.arange(len(rule)), primary]
         right_slot = chosen["primary"][:, 0] == primary if "primary" in chosen else rule >= 0
         count = max(int(rule.max()) + 1, cast(RuleCore, model.core).num_rules)
-        uses = torch.zeros(len(data.OPERATIONS), count + 1, dtype=torch.long)
-        uses.index_put_((operation, torch.where(rule < 0, count, rule)), torch.ones_like(rule), accumulate=True)
-        rules, null = uses[:, :count], uses[:, count]
-        rows, columns = linear_sum_assignment(-rules.numpy())
+        used = rules.uses(operation, rule, len(data.OPERATIONS), count)
         scores = {
             "mse": float(F.mse_loss(pred, after)),
-            "purity": float(rules.amax(1).sum() / len(rule)),
-            "matched": float(rules[rows, columns].sum() / len(rule)),
+            "purity": used["purity"],
+            "matched": used["matched"],
             "right_slot": float(right_slot.double().mean()),
         }
         return {
             "scores": scores,
             "copy_mse": float(F.mse_loss(before, after)),
             "mean_mse": float((after - after.mean(0)).square().mean()),
-            "uses": rules.tolist(),
-            "null": null.tolist(),
+            "uses": used["uses"],
+            "null": used["null"],
             "n": len(rule),
         }
 
@@ -134,8 +128,7 @@ class CoordinateArithmetic:
             shares = [f"{100 * scores[key]:.1f} %" for key in ("purity", "matched")]
             errors = [f"{error:.5f}" for error in (scores["mse"], result["copy_mse"], result["mean_mse"])]
             table.add_row(name, *[""] * most, *errors, *shares)
-            for operation, uses in zip(data.OPERATIONS, result["uses"], strict=True):
-                table.add_row(f"  {operation}", *(str(n) for n in uses))
+            rules.add_rows(table, data.OPERATIONS, result["uses"])
             table.add_section()
         return table
 
@@ -149,21 +142,4 @@ class CoordinateArithmetic:
     ) -> list[Path]:
         """The table of operations and rules as a picture."""
         curves = figures.curves(metrics, folder / "curves.png")
-        return [*curves, _draw_rule_table(data.OPERATIONS, result["uses"], folder / "rules.png")]
-
-
-def _draw_rule_table(operations: Sequence[str], uses: Sequence[Sequence[int]], path: Path) -> Path:
-    """How often each rule was used for each operation, shaded by its share of the operation."""
-    counts = np.asarray(uses)
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    figure = figures.blank(0.9 * counts.shape[1] + 3, 0.6 * len(operations) + 1.4, layout="constrained")
-    axis = figure.subplots()
-    image = axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    for (o, r), count in np.ndenumerate(counts):
-        axis.text(r, o, str(count), ha="center", va="center", color="white" if shares[o, r] > 0.5 else "black")
-    axis.set_xticks(range(counts.shape[1]), [f"rule {r + 1}" for r in range(counts.shape[1])])
-    axis.set_yticks(range(len(operations)), operations)
-    figure.colorbar(image, ax=axis, label="share of the operation")
-    axis.set(xlabel="rule that was applied", ylabel="operation of the example")
-    axis.set_title("number of test examples by operation and rule", fontsize=10)
-    return figures.save(figure, path)
+        return [*curves, rules.draw(data.OPERATIONS, result["uses"], folder / "rules.png")]
