@@ -465,6 +465,20 @@ def test_the_routing_baseline_and_more_rules(at_home):
         assert sum(map(sum, result["uses"])) + sum(result["null"]) == result["n"] == 100
 
 
+def test_arithmetic_stands_beside_the_papers_purity():
+    result = {
+        "scores": {"mse": 0.01, "purity": 1.0, "matched": 1.0},
+        "copy_mse": 0.1,
+        "mean_mse": 0.2,
+        "uses": [[1] * 5] * 4,
+    }
+    table = CoordinateArithmetic().table({"snps": result}, "arithmetic")
+    cells = [list(column.cells) for column in table.columns]
+    assert cells[0][-2] == "paper: NPS, 5 rules" and cells[-2][-2] == "81.5 %"
+    counts = [[360, 99, 45, 13, 0], [0, 482, 0, 1, 0], [0, 39, 453, 2, 0], [0, 57, 15, 99, 335]]  # the paper's Table 2
+    assert sum(map(max, counts)) / sum(map(sum, counts)) == pytest.approx(0.815, abs=5e-4)
+
+
 def test_scores_are_logged_on_the_way(at_home):
     words = ["experiment=gridworld", "core=entnet", "size=smoke", "task.length=6", "trainer.evaluate_every=3"]
     worldmodels.train(*words, "task.variable_length=true", "run=r/logged")
