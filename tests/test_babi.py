@@ -428,13 +428,12 @@ def test_keys_that_are_words():
             s = sum(model.masks[0][j] * model.words.weight[word] for j, word in enumerate(sentence))
             slots, state = core(core.prepare(Tokens(s[None, None])), state)
         assert torch.allclose(memory[b], slots[0], atol=1e-5) and torch.equal(state["keys"], keys)
-    distances, words = model.nearest(batch)
+    similarities, words = model.nearest(batch)
     for k in range(3):
         said = model.answer.phi((model.answer.H(memory[1, k]))[None])[0]
-        plain = 1.0 - torch.nn.functional.cosine_similarity(said[None], model.answer.R.weight, dim=1)
-        assert int(words[1, k, 0]) == int(plain.argmin()) and torch.allclose(
-            distances[1, k], plain.sort().values, atol=1e-5
-        )
+        plain = torch.nn.functional.cosine_similarity(said[None], model.answer.R.weight, dim=1)
+        assert int(words[1, k, 0]) == int(plain.argmax())
+        assert torch.allclose(similarities[1, k], plain.sort(descending=True).values, atol=1e-5)
 
 
 def test_a_run_with_keys_that_are_words(tmp_path, monkeypatch, capsys):

@@ -241,12 +241,13 @@ class QuestionReader(nn.Module):
         """Which words each memory is nearest to after a story (the paper's Table 3).
 
         Returns:
-            Cosine distances of ``phi(H h_j)`` to the rows of R (eq. 6), sorted, and the words, both ``(B, K, num_words)``.
+            Cosine similarities of ``phi(H h_j)`` to the rows of R (eq. 6), the largest first, and the words, both
+            ``(B, K, num_words)``. The paper says distance; but of its two nearest words the first has the larger number.
         """
         memory = self.read(batch)
         said = self.answer.phi(self.answer.H(memory).flatten(0, 1)).view_as(memory)
         similarity = F.normalize(said, dim=-1) @ F.normalize(self.answer.R.weight, dim=-1).t()
-        return (1.0 - similarity).sort(dim=-1)
+        return similarity.sort(dim=-1, descending=True)
 
     def tokens(self, batch: Batch) -> tuple[Tokens, Tensor]:
         """All stretches of stories as one sequence ``(T, 1, 1, word_size)``, and where in it each begins, ``(T, 1)``.

@@ -353,15 +353,15 @@ def _column(result: Mapping[str, Any]) -> str:
 def _draw_nearest(
     model: QuestionReader, batch: babi.Batch, entities: Sequence[str], known: Sequence[str], path: Path
 ) -> Path:
-    """The two words nearest to each memory after a story, with their cosine distances (the paper's Table 3)."""
-    distances, words = (part[0].cpu() for part in model.nearest(batch))
+    """The two words nearest to each memory after a story, with their cosine similarities (the paper's Table 3)."""
+    similarities, words = (part[0].cpu() for part in model.nearest(batch))
     K = len(words)
     names = entities or [str(k + 1) for k in range(K)]
-    cells = [[f"{known[int(words[k, n])]}  {float(distances[k, n]):.3f}" for n in range(2)] for k in range(K)]
+    cells = [[f"{known[int(words[k, n])]}  {float(similarities[k, n]):.3f}" for n in range(2)] for k in range(K)]
     figure = figures.blank(6.0, 0.28 * K + 0.8, layout="constrained")
     axis = figure.subplots()
     axis.set_axis_off()
-    axis.set_title("the words nearest to each memory after the story, and their cosine distance", fontsize=9)
+    axis.set_title("the words nearest to each memory after the story, and their cosine similarity", fontsize=9)
     table = axis.table(cells, rowLabels=list(names), colLabels=["nearest", "second"], loc="center", cellLoc="left")
     table.set_fontsize(9)
     return figures.save(figure, path)
