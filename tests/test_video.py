@@ -361,12 +361,10 @@ def test_masks_are_scored_as_segmentations(tmp_path):
         assert 0.0 <= result["scores"][f"iou/{variant}"] < 1.0
     table = watched.table({"run": result | {"core": "scoff"}}, "test")
     cells = [list(column.cells) for column in table.columns]
-    assert [str(column.header) for column in table.columns[-3:]] == [
-        "transfer\nARI",
-        "transfer\nARI, balls only",
-        "transfer\nIoU",
-    ]
-    assert cells[-3][0] == f"{result['scores']['ari/transfer']:.3f}" and cells[-3][-1] == "0.355"
+    assert [str(column.header) for column in table.columns[-2:]] == ["test\nARI (balls)", "transfer\nARI (balls)"]
+    scores = result["scores"]
+    assert cells[-1][0] == f"{scores['ari/transfer']:.3f} ({scores['ari_foreground/transfer']:.3f})"
+    assert cells[-1][-1] == "0.355"
     watched.draw(video, result, [], tmp_path, 0)
     assert (tmp_path / "segments_transfer.png").is_file()
 

@@ -29,7 +29,7 @@ from . import Batch, CoreBuilder, refuse_equal_seeds, refuse_nothing, require_me
 
 _EPISODES_AT_ONCE = 50  # of an evaluation, so that memory stays bounded
 _SETTLED = 5  # frames after which a law that has to be told from motion counts: the paper's "about five"
-_SEGMENTED = {"ari": "ARI", "ari_foreground": "ARI, balls only", "iou": "IoU"}
+_SEGMENTED = ("ari", "ari_foreground", "iou")
 _USED = 0.01  # a schema chosen less often than this counts as not used
 
 PUBLISHED_ARI = {
@@ -307,8 +307,7 @@ class Video:
             (result["segments"] for result in results.values() if result.get("segments")), {}
         )
         for variant in segmented:
-            for name in _SEGMENTED.values():
-                table.add_column(f"{variant}\n{name}", justify="right")
+            table.add_column(f"{variant}\nARI (balls)", justify="right")
 
         def cells(errors: Mapping[str, Mapping[str, Sequence[float]]], line: str) -> list[str]:
             found = []
@@ -324,7 +323,9 @@ class Video:
                 found = result["schemata"].get(variant, {})
                 more += [f"{100 * found[key]:.1f}" if key in found else "" for key in ("agreement", "after_switch")]
             parts = result.get("segments") or {}
-            more += [f"{parts[variant][key]:.3f}" if parts else "" for variant in segmented for key in _SEGMENTED]
+            for variant in segmented:
+                index = parts.get(variant)
+                more.append(f"{index['ari']:.3f} ({index['ari_foreground']:.3f})" if index else "")
             table.add_row(name, *cells(result["errors"], "model"), *more)
         table.add_section()
         table.add_row("copy of the last true frame", *cells(first["errors"], "copy"))
@@ -332,7 +333,7 @@ class Video:
         if set(segmented) == {"test", "transfer"}:
             before = [""] * (len(columns) + 2 * len(laws))
             for name, found in PUBLISHED_ARI.items():
-                table.add_row(f"paper: {name}", *before, *(x for v in segmented for x in (f"{found[v]:.3f}", "", "")))
+                table.add_row(f"paper: {name}", *before, *(f"{found[variant]:.3f}" for variant in segmented))
         return table
 
     def overview(self, results: Mapping[str, Mapping[str, Any]], of: str) -> Table:
