@@ -37,8 +37,8 @@ class PictureChange(nn.Module):
             *(nn.Conv2d(32, 64, 4, 2, 1), nn.ELU(), nn.Flatten(), nn.Linear(64 * map_size**2, slot_size), nn.ELU()),
         )
         self.operation = nn.Embedding(num_operations, slot_size)
-        # Operations begin almost alike, so that at first noise tries every rule for each of them. With larger vectors each has
-        # a rule by chance from the start, often two the same one, and the rule that is left over is never learned.
+        # Operations begin almost alike, so that at first noise tries every rule for each. With larger vectors each has a rule
+        # by chance from the start, often two the same one, and the rule that is left over is never learned.
         nn.init.normal_(self.operation.weight, std=0.1)
         self.decoder = nn.Sequential(
             *(nn.Linear(slot_size, 64 * map_size**2), nn.ReLU(), nn.Unflatten(1, (64, map_size, map_size))),
