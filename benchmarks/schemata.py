@@ -30,8 +30,8 @@ def videos(number: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     env = OneBall(number, dynamics="switching", image_size=SIZE, observation="state")
     states = [env.reset(seed=seed)[0]]
     for _ in range(STEPS):
-        states.append(env.step(torch.zeros(number, dtype=torch.long))[0])  # type: ignore[arg-type]
-    recorded = torch.stack(states)  # type: ignore[arg-type]
+        states.append(env.step(torch.zeros(number, dtype=torch.long))[0])
+    recorded = torch.stack(states)
     places, laws = (recorded[..., :2] - SIZE / 2) / (SIZE / 4), env.laws(recorded)
     before = [torch.cat([places[:1].expand(k, -1, -1), places[:-k]]) - places for k in range(1, BACK + 1)]
     return torch.cat([places, F.one_hot(laws, 2), *before], dim=-1)[..., None, :], places, laws
@@ -43,7 +43,7 @@ class Ball(nn.Module):
     def __init__(self, num_schemata: int):
         super().__init__()
         sizes = {"num_schemata": num_schemata, "schema_keys": "each", "communication": "none", "value_size": 64}
-        self.core = SCOFF(4 + 2 * BACK, 1, 32, **sizes)  # type: ignore[arg-type]
+        self.core = SCOFF(4 + 2 * BACK, 1, 32, **sizes)
         self.readout = nn.Sequential(nn.Linear(32, 64), nn.ELU(), nn.Linear(64, 2))
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
@@ -53,9 +53,12 @@ class Ball(nn.Module):
         return error
 
 
-def measure(num_schemata: int, seed: int, steps: int) -> dict[str, Any]:
+Recorded = tuple[Tensor, Tensor, Tensor]
+
+
+def measure(train: Recorded, test: Recorded, num_schemata: int, seed: int, steps: int) -> dict[str, Any]:
     """Train and test one model."""
-    tokens, places, _ = videos(1000, seed=1)
+    tokens, places, _ = train
     torch.manual_seed(seed)
     model = Ball(num_schemata)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -68,7 +71,7 @@ def measure(num_schemata: int, seed: int, steps: int) -> dict[str, Any]:
         optimiser.step()
         annealed.step()
     model.eval()
-    tokens, places, laws = videos(200, seed=3)
+    tokens, places, laws = test
     with torch.no_grad():
         error = float(model(tokens, places))
         schema = trace(model.core, Tokens(tokens[:-1]), model.core.initial_state(tokens.shape[1]))["schema"]
@@ -84,6 +87,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
+    train, test = videos(1000, seed=1), videos(200, seed=3)
     rows = []
     print(
         "| schemata | seed | error x 1000 | schema is the law's, % | right after a switch, % | frames by schema and law |"
@@ -91,7 +95,7 @@ def main() -> None:
     print("| ---: | ---: | ---: | ---: | ---: | --- |")
     for num_schemata in map(int, given.schemata.split(",")):
         for seed in map(int, given.seeds.split(",")):
-            row = measure(num_schemata, seed, given.steps)
+            row = measure(train, test, num_schemata, seed, given.steps)
             rows.append(row)
             table = " / ".join(" ".join(map(str, part)) for part in row["table"])
             shares = f"{100 * row['agreement']:.1f} | {100 * row['after_switch']:.1f}"

@@ -18,8 +18,6 @@ from worldmodels.tasks.video import Video, agreement, blurred
 
 BALLS = {"id": "worldmodels/BouncingBalls-v0"}
 SMALL = {"preset": "4balls", "observation": "state", "image_size": 16, "radius": 2.0}
-
-
 ABOUT = {"frame_shape": [1, 16, 16]}
 
 

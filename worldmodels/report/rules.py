@@ -1,6 +1,6 @@
 """Which rule was used for which operation: shares, and the table as a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,35 @@ def uses(operation: Tensor, rule: Tensor, num_operations: int, num_rules: int) -
     }
 
 
-def add_rows(table: Table, operations: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
-    """Add the rows of ``uses`` to a table whose first columns are the operation and the rules."""
-    for operation, row in zip(operations, counts, strict=True):
-        table.add_row(f"  {operation}", *(str(n) for n in row))
+def table(
+    results: Mapping[str, Mapping[str, Any]],
+    title: str,
+    operations: Sequence[str],
+    errors: Mapping[str, Callable[[Mapping[str, Any]], str]],
+    published: Mapping[str, tuple[str, str]],
+) -> Table:
+    """Errors and shares of every run, then how often each rule was used for each operation; the paper's figures below.
+
+    Args:
+        results: by the name of the run, with "scores" and "uses".
+        title: above the table.
+        operations: the names of the rows of "uses".
+        errors: by the heading of its column, what a run's error is; the first is the one that was published.
+        published: by model, its error and the share of examples that use their operation's own rule.
+    """
+    table = Table("", title=title, title_justify="left")
+    most = max(len(result["uses"][0]) for result in results.values())
+    for heading in (*(f"rule {r + 1}" for r in range(most)), *errors, "purity", "matched"):
+        table.add_column(heading, justify="right")
+    for name, result in results.items():
+        shares = [f"{100 * result['scores'][key]:.1f} %" for key in ("purity", "matched")]
+        table.add_row(name, *[""] * most, *(error(result) for error in errors.values()), *shares)
+        for operation, row in zip(operations, result["uses"], strict=True):
+            table.add_row(f"  {operation}", *(str(n) for n in row))
+        table.add_section()
+    for name, (error, share) in published.items():
+        table.add_row(f"paper: {name}", *[""] * most, error, *[""] * (len(errors) - 1), share, share)
+    return table
 
 
 def draw(operations: Sequence[str], counts: Sequence[Sequence[int]], path: Path) -> Path:

@@ -124,22 +124,12 @@ class CoordinateArithmetic:
 
     def table(self, results: Mapping[str, Mapping[str, Any]], of: str) -> Table:
         """Errors and shares, then how often each rule was used for each operation."""
-        table = Table("", title=f"{of}: test data", title_justify="left")
-        most = max(len(result["uses"][0]) for result in results.values())
-        for r in range(most):
-            table.add_column(f"rule {r + 1}", justify="right")
-        for name in ("MSE", "of copying", "of the mean", "purity", "matched"):
-            table.add_column(name, justify="right")
-        for name, result in results.items():
-            scores = result["scores"]
-            shares = [f"{100 * scores[key]:.1f} %" for key in ("purity", "matched")]
-            errors = [f"{error:.5f}" for error in (scores["mse"], result["copy_mse"], result["mean_mse"])]
-            table.add_row(name, *[""] * most, *errors, *shares)
-            rules.add_rows(table, data.OPERATIONS, result["uses"])
-            table.add_section()
-        for name, (mse, share) in PUBLISHED.items():
-            table.add_row(f"paper: {name}", *[""] * most, mse, "", "", share, share)
-        return table
+        errors = {
+            "MSE": lambda result: f"{result['scores']['mse']:.5f}",
+            "of copying": lambda result: f"{result['copy_mse']:.5f}",
+            "of the mean": lambda result: f"{result['mean_mse']:.5f}",
+        }
+        return rules.table(results, f"{of}: test data", data.OPERATIONS, errors, PUBLISHED)
 
     def draw(
         self,

@@ -139,8 +139,9 @@ class Video:
         self.name = f"videos of {self.env_kwargs.get('preset') or self.env_id.rpartition('/')[2]}"
         self.test_episodes = test_episodes
         self.window, self.prompt, self.imagined, self.horizons = window, prompt, imagined, list(horizons)
-        self.reads, self.decodes, self.readout = tokens, decoder, readout
-        self.channels, self.hidden_size, self.stack, self.noise = channels, hidden_size, stack, noise
+        self.noise = noise
+        self.network: dict[str, Any] = {"tokens": tokens, "decoder": decoder, "readout": readout}
+        self.network |= {"channels": channels, "hidden_size": hidden_size, "stack": stack}
         self._recordings = Recordings(
             self.env_id,
             self.env_kwargs,
@@ -179,16 +180,7 @@ class Video:
     def model(self, core: CoreBuilder, about: Mapping[str, Any]) -> VideoModel:
         """A ``VideoModel``; without other sizes the core has four slots of 100, the paper's."""
         channels, height, width = about["frame_shape"]
-        video = video_model(
-            core,
-            (channels, height, width),
-            tokens=self.reads,
-            decoder=self.decodes,
-            readout=self.readout,
-            channels=self.channels,
-            hidden_size=self.hidden_size,
-            stack=self.stack,
-        )
+        video = video_model(core, (channels, height, width), **self.network)
         require_memory(video.core, "video prediction")
         for variant, number in self.test_slots.items():
             try:
@@ -232,7 +224,7 @@ class Video:
                         laws = source.env.laws(states) if hasattr(source.env, "laws") else None
                         seen.append((schema.cpu(), None if laws is None else laws.cpu()))
                     if isinstance(model.decoder, SlotDecoder) and hasattr(source.env, "masks"):
-                        true, said = self._segments(model, source, states, variant)
+                        true, said = self._segments(model, source, states, frames, variant)
                         tables += [_tables(one, other) for one, other in zip(true, said, strict=True)]
                     bar.advance(shown, frames.shape[1])
                 errors[variant] = tally.means()
@@ -258,13 +250,14 @@ class Video:
     def _imagine(self, model: VideoModel, frames: Tensor, variant: str) -> tuple[Tensor, Tensor]:
         return model.rollout(frames[: self.prompt], self.imagined, num_slots=self.test_slots.get(variant))
 
-    def _segments(self, model: VideoModel, source: Videos, states: Tensor, variant: str) -> tuple[Tensor, Tensor]:
+    def _segments(
+        self, model: VideoModel, source: Videos, states: Tensor, frames: Tensor, variant: str
+    ) -> tuple[Tensor, Tensor]:
         """Whose each pixel is, of the frames after the prompt: truly (0 the background), and the slot whose mask is largest.
 
         Both ``(imagined, B, H, W)``; the masks are said from the true frames before.
         """
-        frames = source.drawn(states[:-1])
-        slots, _ = model.observe(frames, model.initial_state(frames.shape[1], self.test_slots.get(variant)))
+        slots, _ = model.observe(frames[:-1], model.initial_state(frames.shape[1], self.test_slots.get(variant)))
         assert isinstance(model.decoder, SlotDecoder)
         said = [model.decoder.parts(of_step)[0].argmax(1) for of_step in slots[self.prompt - 1 :]]
         masks = source.env.masks(states[self.prompt :])
@@ -371,7 +364,7 @@ class Video:
             suffix = f"_{variant}" if len(self.test) > 1 else ""
             written += pictures.rollout(frames[:, 0], said[:, 0], parts, folder, suffix)
             if parts is not None and hasattr(source.env, "masks"):
-                true, labels = (part[:, 0] for part in self._segments(model, source, states[:, None], variant))
+                true, labels = (part[:, 0] for part in self._segments(model, source, states[:, None], frames, variant))
                 path = folder / f"segments{suffix}.png"
                 written.append(pictures.segments(frames[self.prompt :, 0], true, labels, self.prompt, path))
             read = model.tokens(frames)
