@@ -23,6 +23,7 @@ from worldmodels.logging import read_metrics
 OURS = {
     "worldmodels/OneBall-v0": {"dynamics": "switching"},
     "worldmodels/Occluders-v0": {"block": "O2"},
+    "worldmodels/Sprites-v0": {},
     "worldmodels/Recall-v0": {},
     "worldmodels/CartPole-v0": {},
     "worldmodels/BlockPhysics-v0": {},

@@ -26,7 +26,7 @@ WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "rules", "mlp"}
 REFUSED = {  # which cores cannot do what an experiment asks
     **dict.fromkeys(("any", "block_physics", "shapes", "atari"), {"esbn"}),
     **dict.fromkeys(("adding", "gridworld", "relations", "babi"), WITHOUT_STATE),
-    **dict.fromkeys(("balls", "balls_masks", "single_ball", "switching", "occluders"), WITHOUT_STATE),
+    **dict.fromkeys(("balls", "balls_masks", "sprites", "single_ball", "switching", "occluders"), WITHOUT_STATE),
     "cbt": set(CORES) - {"entnet"},
     **dict.fromkeys(("arithmetic", "mnist"), set(CORES) - {"snps", "pnps", "routing"}),
     **dict.fromkeys(("views", "balls_crops", "skirmish", "flatland"), WITHOUT_STATE - {"mlp"}),
@@ -39,7 +39,7 @@ ABOUT = {  # what a task without an environment says of its data
     "babi": {"vocabulary": ["mary", "where"], "longest": [7, 7]},
     "cbt": {"vocabulary": ["alice", "said"]},
     **dict.fromkeys(("balls", "single_ball", "switching", "occluders"), {"frame_shape": [1, 64, 64]}),
-    "balls_masks": {"frame_shape": [3, 64, 64]},
+    **dict.fromkeys(("balls_masks", "sprites"), {"frame_shape": [3, 64, 64]}),
 }
 
 

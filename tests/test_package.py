@@ -42,7 +42,10 @@ def modules():
 
 
 LAYERS = [
-    {f"worldmodels.{name}" for name in ("errors", "core", "grouped", "attention", "metrics", "ranges", "segmentation")},
+    {
+        f"worldmodels.{name}"
+        for name in ("errors", "core", "grouped", "attention", "metrics", "ranges", "segmentation", "tracking")
+    },
     {"worldmodels.encoders", "worldmodels.losses", "worldmodels.cores", "worldmodels.data", "worldmodels.decoders"},
     {
         f"worldmodels.cores.{name}"
@@ -110,6 +113,7 @@ LAYERS = [
             "relations",
             "babi",
             "cbt",
+            "segments",
             "video",
             "occluders",
         )

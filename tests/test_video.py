@@ -359,7 +359,7 @@ def test_masks_are_scored_as_segmentations(tmp_path):
         assert 0.0 <= result["scores"][f"iou/{variant}"] < 1.0
     table = watched.table({"run": result | {"core": "scoff"}}, "test")
     cells = [list(column.cells) for column in table.columns]
-    assert [str(column.header) for column in table.columns[-2:]] == ["test\nARI (balls)", "transfer\nARI (balls)"]
+    assert [str(column.header) for column in table.columns[-2:]] == ["test\nARI (objects)", "transfer\nARI (objects)"]
     scores = result["scores"]
     assert cells[-1][0] == f"{scores['ari/transfer']:.3f} ({scores['ari_foreground/transfer']:.3f})"
     assert cells[-1][-1] == "0.355"

@@ -24,21 +24,11 @@ from ..models.video import DECODERS, READOUTS, VideoModel, video_model
 from ..report import figures
 from ..report import video as pictures
 from ..report.choices import draw_choices, trace
-from ..segmentation import adjusted_rand, contingency, matched_iou
-from . import Batch, CoreBuilder, refuse_equal_seeds, refuse_nothing, require_memory
+from . import Batch, CoreBuilder, refuse_equal_seeds, refuse_nothing, require_memory, segments
 
 _EPISODES_AT_ONCE = 50  # of an evaluation, so that memory stays bounded
 _SETTLED = 5  # frames after which a law that has to be told from motion counts: the paper's "about five"
-_SEGMENTED = ("ari", "ari_foreground", "iou")
 _USED = 0.01  # a schema chosen less often than this counts as not used
-
-PUBLISHED_ARI = {
-    "SCOFF": {"test": 0.28, "transfer": 0.15},
-    "SCOFF++": {"test": 0.8437, "transfer": 0.2632},
-    "PNPS, 10 rules": {"test": 0.7813, "transfer": 0.1997},
-    "SNPS, 10 rules": {"test": 0.8518, "transfer": 0.3553},
-}
-"""Goyal et al. 2021 (NPS), Table 4: four balls, and six to eight; two runs. Whether the background counts is not said."""
 
 
 class Video:
@@ -58,7 +48,8 @@ class Video:
     Where the environment tells which pixels are whose (``masks(states)``) and every slot draws a mask (``decoder="slots"``),
     these are measured as segmentations of the frames after the prompt, each said from the true ones before it (NPS, Table 4):
     the adjusted Rand index, with the background as a segment and of the objects' pixels only, and the overlap of each object
-    with the slot assigned to it.
+    with the slot assigned to it. Where it also tells who is who (``identities(states)``, as ``worldmodels/Sprites-v0`` does),
+    objects are tracked (NPS, Table 5 and 10; ``tracking.tracking``).
 
     Args:
         env: "id" of the environment, which draws ``frames(states)``, and its "kwargs", by which its observations are states.
@@ -205,7 +196,7 @@ class Video:
         n = min(limit or self.test_episodes, self.test_episodes)
         errors: dict[str, dict[str, list[float]]] = {}
         chosen: dict[str, Any] = {}
-        segments: dict[str, dict[str, float]] = {}
+        segmented: dict[str, dict[str, float]] = {}
         chooses = self._chooses(model)
         with progress_bar("scoring") as bar:
             bar.disable |= quiet
@@ -214,7 +205,8 @@ class Video:
                 source = self.source(variant, device)
                 tally = _Errors(self.imagined)
                 seen: list[tuple[Tensor, Tensor | None]] = []
-                tables: list[tuple[Tensor, Tensor]] = []
+                parts = segments.Segments()
+                masks = isinstance(model.decoder, SlotDecoder) and hasattr(source.env, "masks")
                 for states in source.whole(self.prompt + self.imagined, _EPISODES_AT_ONCE, limit):
                     frames = source.drawn(states)
                     tally.add(self._imagine(model, frames, variant)[0], frames[self.prompt - 1 :])
@@ -223,22 +215,24 @@ class Video:
                         schema = trace(model.core, model.tokens(frames), start)["schema"]
                         laws = source.env.laws(states) if hasattr(source.env, "laws") else None
                         seen.append((schema.cpu(), None if laws is None else laws.cpu()))
-                    if isinstance(model.decoder, SlotDecoder) and hasattr(source.env, "masks"):
-                        true, said = self._segments(model, source, states, frames, variant)
-                        tables += [_tables(one, other) for one, other in zip(true, said, strict=True)]
+                    if masks:
+                        who = (
+                            source.env.identities(states[self.prompt :]) if hasattr(source.env, "identities") else None
+                        )
+                        parts.add(*self._segments(model, source, states, frames, variant), who)
                     bar.advance(shown, frames.shape[1])
                 errors[variant] = tally.means()
                 if seen:
                     chosen[variant] = self._schemata(seen, source.env)
-                if tables:
-                    segments[variant] = _segmentation(tables)
+                if masks:
+                    segmented[variant] = parts.scores()
         scores = {
             f"mse/{variant}/{h}": lines["model"][h - 1] for variant, lines in errors.items() for h in self.horizons
         }
         for variant, found in chosen.items():
             scores |= {f"{name}/{variant}": found[name] for name in ("agreement", "after_switch") if name in found}
-        scores |= {f"{name}/{variant}": found[name] for variant, found in segments.items() for name in _SEGMENTED}
-        told = {"schemata": chosen, "segments": segments}
+        scores |= {f"{name}/{variant}": value for variant, found in segmented.items() for name, value in found.items()}
+        told = {"schemata": chosen, "segments": segmented}
         return {"scores": scores, "errors": errors, **told, "prompt": self.prompt, "n": n}
 
     @staticmethod
@@ -288,6 +282,8 @@ class Video:
         columns = [(variant, h) for variant in first["errors"] for h in self.horizons]
         gru = [result["errors"] for result in results.values() if result.get("core") == "gru"]
         title = f"{of}: squared error of pixels x 1000, after {first['prompt']} true frames"
+        if any("mota" in scores for result in results.values() for scores in (result.get("segments") or {}).values()):
+            title += "; tracking in %"
         table = Table("model", title=title + ("; in brackets relative to the GRU" if gru else ""), title_justify="left")
         for variant, h in columns:
             table.add_column(f"{variant}\nframe {h}", justify="right")
@@ -299,8 +295,9 @@ class Video:
         segmented: Mapping[str, Any] = next(
             (result["segments"] for result in results.values() if result.get("segments")), {}
         )
-        for variant in segmented:
-            table.add_column(f"{variant}\nARI (balls)", justify="right")
+        headings, published = segments.columns(segmented)
+        for heading in headings:
+            table.add_column(heading, justify="right")
 
         def cells(errors: Mapping[str, Mapping[str, Sequence[float]]], line: str) -> list[str]:
             found = []
@@ -315,18 +312,13 @@ class Video:
             for variant in laws:
                 found = result["schemata"].get(variant, {})
                 more += [f"{100 * found[key]:.1f}" if key in found else "" for key in ("agreement", "after_switch")]
-            parts = result.get("segments") or {}
-            for variant in segmented:
-                index = parts.get(variant)
-                more.append(f"{index['ari']:.3f} ({index['ari_foreground']:.3f})" if index else "")
+            more += segments.cells(result.get("segments") or {}, segmented)
             table.add_row(name, *cells(result["errors"], "model"), *more)
         table.add_section()
         table.add_row("copy of the last true frame", *cells(first["errors"], "copy"))
         table.add_row("true frames, blurred", *cells(first["errors"], "blurred"))
-        if set(segmented) == {"test", "transfer"}:
-            before = [""] * (len(columns) + 2 * len(laws))
-            for name, found in PUBLISHED_ARI.items():
-                table.add_row(f"paper: {name}", *before, *(f"{found[variant]:.3f}" for variant in segmented))
+        for name, found in published.items():
+            table.add_row(f"paper: {name}", *[""] * (len(columns) + 2 * len(laws)), *found)
         return table
 
     def overview(self, results: Mapping[str, Mapping[str, Any]], of: str) -> Table:
@@ -528,22 +520,6 @@ def blurred(frames: Tensor) -> Tensor:
     return coarse.repeat_interleave(2, -1).repeat_interleave(2, -2).view_as(frames)
 
 
-def _tables(true: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-    """Contingencies of segmentations ``(B, H, W)``: of all pixels, and of those that are an object's."""
-    true, said = true.flatten(1), said.flatten(1)
-    return contingency(true, said, torch.ones_like(true, dtype=torch.bool)), contingency(true, said, true > 0)
-
-
-def _segmentation(tables: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Means over all frames in which there is something to segment."""
-    found = {
-        "ari": [adjusted_rand(everything) for everything, _ in tables],
-        "ari_foreground": [adjusted_rand(objects) for _, objects in tables],
-        "iou": [matched_iou(everything) for everything, _ in tables],
-    }
-    return {name: float(torch.cat([part.cpu() for part in parts]).nanmean()) for name, parts in found.items()}
-
-
 def agreement(schema: Tensor, laws: Tensor, num_laws: int, settled: int) -> dict[str, Any]:
     """Whether each schema belongs to one law.
 
@@ -596,9 +572,9 @@ def _mean(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for variant, found in first["schemata"].items():
         named = [name for name in ("agreement", "after_switch") if name in found]
         schemata[variant] = {name: float(np.mean([run["schemata"][variant][name] for run in runs])) for name in named}
-    segments = {
-        variant: {name: float(np.mean([run["segments"][variant][name] for run in runs])) for name in _SEGMENTED}
-        for variant in first.get("segments") or {}
+    segmented = {
+        variant: {name: float(np.mean([run["segments"][variant][name] for run in runs])) for name in found}
+        for variant, found in (first.get("segments") or {}).items()
     }
-    told = {"schemata": schemata, "segments": segments}
+    told = {"schemata": schemata, "segments": segmented}
     return {"core": first["core"], "prompt": first["prompt"], "errors": errors, **told}
