@@ -21,9 +21,12 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import worldmodels.envs  # noqa: F401
-from worldmodels.core import Tokens
+from worldmodels.core import Tokens, unroll
+from worldmodels.cores.esbn import ESBN
 from worldmodels.cores.gnn import GNN
 from worldmodels.cores.lstm import LSTM
+from worldmodels.cores.mnm import MNM
+from worldmodels.cores.ntm import NTM
 from worldmodels.cores.rims import RIMs
 from worldmodels.cores.s2rm import S2GRU
 from worldmodels.cores.scoff import SCOFF
@@ -120,6 +123,9 @@ def recurrent_layers(device: torch.device, input_size: int) -> dict[str, float]:
         "rims, 6 x 100, 4 active": (RIMs(input_size, 6, 100, num_active=4, num_tokens=1), 600),
         "scoff, 6 x 100, 4 schemata": (SCOFF(input_size, 6, 100), 600),
         "s2gru, 10 x 128": (S2GRU(input_size, 10, 128, num_tokens=1), 1280),
+        "esbn, 512": (ESBN(input_size, 1, 512), 512),
+        "ntm, 512": (NTM(input_size, 1, 512), 512),
+        "mnm, 512": (MNM(input_size, 1, 512), 512),
     }
     x = torch.randn(T, B, input_size, device=device)
     threads = torch.get_num_threads()
@@ -129,16 +135,18 @@ def recurrent_layers(device: torch.device, input_size: int) -> dict[str, float]:
         core = core.to(device).eval()
         lstm = nn.LSTM(input_size, hidden_size).to(device)
         forms = {"": core}
-        if device.type == "cuda" and not name.startswith("s2gru"):
+        if device.type == "cuda" and name.startswith(("rims", "scoff")):
             forms[", compiled"] = torch.compile(core, mode="reduce-overhead")
         for form, callable_core in forms.items():
 
             def ours(run: Any = callable_core, core: Any = core) -> Tensor:
+                if run is core:
+                    return unroll(core, Tokens(x[:, :, None]), core.initial_state(B))[0]
                 tokens, state, slots = core.prepare(Tokens(x[:, :, None])), core.initial_state(B), []
                 for tokens_t in tokens.steps():
                     slots_t, state = run(tokens_t, state)
-                    if run is not core:  # a captured graph writes its next results into the same memory
-                        slots_t, state = slots_t.clone(), {name: leaf.clone() for name, leaf in state.items()}
+                    # A captured graph writes its next results into the same memory.
+                    slots_t, state = slots_t.clone(), {name: leaf.clone() for name, leaf in state.items()}
                     slots.append(slots_t)
                 return torch.stack(slots)
 

@@ -44,7 +44,17 @@ def modules():
 LAYERS = [
     {
         f"worldmodels.{name}"
-        for name in ("errors", "core", "grouped", "attention", "metrics", "ranges", "segmentation", "tracking")
+        for name in (
+            "errors",
+            "core",
+            "grouped",
+            "attention",
+            "metrics",
+            "ranges",
+            "repeated",
+            "segmentation",
+            "tracking",
+        )
     },
     {"worldmodels.encoders", "worldmodels.losses", "worldmodels.cores", "worldmodels.data", "worldmodels.decoders"},
     {

@@ -913,7 +913,7 @@ def test_mnm_learns_to_recall_what_it_writes(learned):
             optimizer.step()
         with torch.no_grad():
             tokens, start = core.prepare(Tokens(torch.randn(256, 1, 8))), core.initial_state(256)
-            values = core._controller(tokens.features[:, 0], start)[3][1]
+            values = core._controller(tokens.features[:, 0], start, core)[3][1]
             return float(core(tokens, start)[1]["recall_error"].mean() / values.var(0).mean())
 
     learned(error, lambda left: left < 0.5)

@@ -3,6 +3,7 @@
 Axes: ``B`` batch, ``T`` time, ``K`` slots, ``N`` tokens, ``D`` slot size, ``F`` token size. Sequences are time-major.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -315,14 +316,31 @@ def _run(core: RecurrentCore, tokens: Tokens, sizes: list[int], state: State) ->
     mixed = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)  # which only single steps sort out
     if sequence is not None and len(sizes) > 1 and not mixed:
         return sequence(tokens, sizes, state)
+    return loop(core, tokens, sizes, state)
+
+
+def loop(
+    step: Callable[[Tokens, State], tuple[Tensor, State]], tokens: Tokens, sizes: list[int], state: State
+) -> tuple[Tensor, State]:
+    """Take pieces laid one step after another through a core's step.
+
+    Args:
+        step: a core, or what its ``sequence`` puts in its place.
+        tokens: prepared, ``(sum of sizes, ...)``.
+        sizes: how many pieces have a k-th step.
+        state: before the first step of each piece.
+
+    Returns:
+        Slots ``(sum of sizes, K, D)``, and the state each piece ends in.
+    """
     parts = [[None] * len(sizes) if part is None else part.split(sizes) for part in tokens]
     slots, ended = [], []
-    for step, tokens_t in enumerate(zip(*parts, strict=True)):
-        slots_t, state = core(Tokens(*tokens_t), state)
+    for t, tokens_t in enumerate(zip(*parts, strict=True)):
+        slots_t, state = step(Tokens(*tokens_t), state)
         slots.append(slots_t)
-        going_on = sizes[step + 1] if step + 1 < len(sizes) else 0
-        if going_on < sizes[step]:
-            parted = {name: leaf.split([going_on, sizes[step] - going_on]) for name, leaf in state.items()}
+        going_on = sizes[t + 1] if t + 1 < len(sizes) else 0
+        if going_on < sizes[t]:
+            parted = {name: leaf.split([going_on, sizes[t] - going_on]) for name, leaf in state.items()}
             ended.append({name: over for name, (_, over) in parted.items()})
             state = {name: on for name, (on, _) in parted.items()}
     return torch.cat(slots), {name: torch.cat([part[name] for part in reversed(ended)]) for name in state}

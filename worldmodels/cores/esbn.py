@@ -22,8 +22,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ..attention import hide
-from ..core import Capabilities, State, Tokens, at_least_one, present
+from ..core import Capabilities, State, Tokens, at_least_one, loop, present
 from ..grouped import draw_lstm, lstm_update
+from ..repeated import Repeated
 
 WRITE = ("before", "after")
 
@@ -113,13 +114,30 @@ class ESBN(nn.Module):
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: the controller's hidden vector as slots, ``(B, K, D)``, and the next state."""
+        return self._step(tokens, state, self)
+
+    def sequence(self, tokens: Tokens, sizes: list[int], state: State) -> tuple[Tensor, State]:
+        """What ``unroll`` does step by step; equal but for rounding. The weights get their gradient once, see ``Repeated``.
+
+        Args:
+            tokens: prepared, pieces laid one step after another (see ``core.Pieces``), ``(sum of sizes, 1, ...)``.
+            sizes: how many pieces have a k-th step.
+            state: before the first step of each piece.
+
+        Returns:
+            Slots ``(sum of sizes, K, D)``, and the state each piece ends in.
+        """
+        layers = Repeated(controller=self.controller, key=self.key)
+        return loop(lambda tokens_t, state_t: self._step(tokens_t, state_t, layers), tokens, sizes, state)
+
+    def _step(self, tokens: Tokens, state: State, layers: "ESBN | Repeated") -> tuple[Tensor, State]:
         z = tokens.features.squeeze(1)
         hidden, cell, keys, values, count = (state[name] for name in ("hidden", "cell", "keys", "values", "count"))
         weights, confidence = self._match(z, state)
         read = (weights[:, None] @ torch.cat([keys, confidence[..., None]], dim=-1))[:, 0]
         read = torch.sigmoid(self.gate(hidden)) * read
-        new_hidden, cell = lstm_update(self.controller(torch.cat([read, hidden], dim=-1)), cell)
-        key = torch.relu(self.key(hidden if self.write == "before" else new_hidden))
+        new_hidden, cell = lstm_update(layers.controller(torch.cat([read, hidden], dim=-1)), cell)
+        key = torch.relu(layers.key(hidden if self.write == "before" else new_hidden))
         here = (torch.arange(self.capacity, device=z.device) == (count % self.capacity)[:, None])[..., None]
         state = {
             "hidden": new_hidden,

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from ..core import Capabilities, State, Tokens, at_least_one, present
 from ..grouped import lstm_update
+from ..repeated import Repeated
 
 _LAYERS = 3
-_FOLD = 16  # steps; more make longer sums, fewer make the weights more often
+_FOLD = 32  # steps; more make longer sums, and keep them all for the backward pass; fewer make the weights more often
 
 _Written = tuple[Tensor, Tensor]
 """What was written to a layer: the inputs it was given and how far off it was, times the rate, each ``(B, R, M)``."""
@@ -101,14 +102,14 @@ class MNM(nn.Module):
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: slots ``(B, K, D)`` and the next state."""
-        slots, state, written = self._step(tokens.features.squeeze(1), state, [])
+        slots, state, written = self._step(tokens.features.squeeze(1), state, [], self)
         return slots, state | {"memory": _fold(state["memory"], written)}
 
     def sequence(self, tokens: Tokens, sizes: list[int], state: State) -> tuple[Tensor, State]:
         """What ``unroll`` does step by step, for all steps; equal but for rounding.
 
         The weights are not made anew at every step: what was written is kept as the factors of a sum of outer products, and
-        added to the weights after so many steps.
+        added to the weights after so many steps. The trained weights get their gradient once, see ``Repeated``.
 
         Args:
             tokens: prepared, pieces laid one step after another (see ``core.Pieces``), ``(sum of sizes, 1, 4 K D)``.
@@ -120,8 +121,9 @@ class MNM(nn.Module):
         """
         slots, ended = [], []
         written: list[_Written] = []
+        layers = Repeated(recurrent=self.recurrent, heads=self.heads, targets=self.targets, output=self.output)
         for step, inputs in enumerate(tokens.features.squeeze(1).split(sizes)):
-            slots_t, state, written = self._step(inputs, state, written)
+            slots_t, state, written = self._step(inputs, state, written, layers)
             slots.append(slots_t)
             going_on = sizes[step + 1] if step + 1 < len(sizes) else 0
             if going_on == 0 or (step + 1) % _FOLD == 0:
@@ -134,12 +136,14 @@ class MNM(nn.Module):
                 written = [(z[:going_on], off[:going_on]) for z, off in written]
         return torch.cat(slots), {name: torch.cat([part[name] for part in reversed(ended)]) for name in state}
 
-    def _step(self, inputs: Tensor, state: State, written: list[_Written]) -> tuple[Tensor, State, list[_Written]]:
+    def _step(
+        self, inputs: Tensor, state: State, written: list[_Written], layers: "MNM | Repeated"
+    ) -> tuple[Tensor, State, list[_Written]]:
         """One step from weights that lack what was ``written`` lately: slots, the state but for it, and all that is now."""
-        hidden, cell, rate, (key, value, query) = self._controller(inputs, state)
+        hidden, cell, rate, (key, value, query) = self._controller(inputs, state, layers)
         memory = state["memory"]
         activations = [key, *_layers(memory, written, key)]
-        targets = self.targets(value).split(self.memory_size, dim=-1)
+        targets = layers.targets(value).split(self.memory_size, dim=-1)
         step = rate[:, None] * (2.0 / (self.num_heads * self.memory_size))
         new = [(x, step * (z - t)) for x, z, t in zip(activations[:-1], activations[1:], targets, strict=True)]
         if written:
@@ -150,15 +154,17 @@ class MNM(nn.Module):
         else:
             read, error = _layers(memory, new, query)[-1], state["recall_error"]
         read = read.mean(1)
-        slots = self.output(torch.cat([hidden, read], dim=-1)).unflatten(1, (self.num_slots, self.slot_size))
+        slots = layers.output(torch.cat([hidden, read], dim=-1)).unflatten(1, (self.num_slots, self.slot_size))
         return slots, {"hidden": hidden, "cell": cell, "read": read, "memory": memory, "recall_error": error}, new
 
-    def _controller(self, inputs: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    def _controller(
+        self, inputs: Tensor, state: State, layers: "MNM | Repeated"
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """Hidden and cell vector, the rate ``(B, 1)``, and keys, values and queries, each ``(B, H, M)``."""
-        recurrent = self.recurrent(torch.cat([state["read"], state["hidden"]], dim=-1))
+        recurrent = layers.recurrent(torch.cat([state["read"], state["hidden"]], dim=-1))
         hidden, cell = lstm_update(inputs + recurrent, state["cell"])
         sizes = [self.memory_size, 3 * self.num_heads * self.memory_size]
-        rate, heads = torch.tanh(self.heads(hidden)).split(sizes, dim=-1)
+        rate, heads = torch.tanh(layers.heads(hidden)).split(sizes, dim=-1)
         heads = heads.unflatten(-1, (self.num_heads, 3, self.memory_size))
         return hidden, cell, torch.sigmoid(self.rate(rate)), heads.unbind(2)
 
@@ -168,7 +174,7 @@ class MNM(nn.Module):
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """How strongly it writes: the "rate" beta ``(B, 1)``, 0 to 1."""
-        return {"rate": self._controller(tokens.features.squeeze(1), state)[2]}
+        return {"rate": self._controller(tokens.features.squeeze(1), state, self)[2]}
 
 
 def _layers(weights: Tensor, written: Sequence[_Written], x: Tensor) -> list[Tensor]:

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core import Capabilities, State, Tokens, at_least_one, present
+from ..core import Capabilities, State, Tokens, at_least_one, loop, present
 from ..grouped import draw_lstm, lstm_update
+from ..repeated import Repeated
 
 _SHIFTS = (-1, 0, 1)
 
@@ -113,19 +114,36 @@ class NTM(nn.Module):
 
     def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
         """One step: slots ``(B, K, D)`` and the next state."""
-        hidden, cell, weights, erase, add = self._run(tokens, state)
+        return self._step(tokens, state, self)
+
+    def sequence(self, tokens: Tokens, sizes: list[int], state: State) -> tuple[Tensor, State]:
+        """What ``unroll`` does step by step; equal but for rounding. The weights get their gradient once, see ``Repeated``.
+
+        Args:
+            tokens: prepared, pieces laid one step after another (see ``core.Pieces``), ``(sum of sizes, 1, ...)``.
+            sizes: how many pieces have a k-th step.
+            state: before the first step of each piece.
+
+        Returns:
+            Slots ``(sum of sizes, K, D)``, and the state each piece ends in.
+        """
+        layers = Repeated(recurrent=self.recurrent, heads=self.heads, output=self.output)
+        return loop(lambda tokens_t, state_t: self._step(tokens_t, state_t, layers), tokens, sizes, state)
+
+    def _step(self, tokens: Tokens, state: State, layers: "NTM | Repeated") -> tuple[Tensor, State]:
+        hidden, cell, weights, erase, add = self._run(tokens, state, layers)
         memory = state["memory"]
         read = (weights[:, :1] @ memory)[:, 0]  # eq. 2
         written = weights[:, 1, :, None]
         memory = torch.addcmul(memory, written, add[:, None] - erase[:, None] * memory)  # eqs. 3 and 4
-        slots = (hidden + self.output(read)).unflatten(1, (self.num_slots, self.slot_size))
+        slots = (hidden + layers.output(read)).unflatten(1, (self.num_slots, self.slot_size))
         return slots, {"hidden": hidden, "cell": cell, "read": read, "memory": memory, "weights": weights}
 
-    def _run(self, tokens: Tokens, state: State) -> tuple[Tensor, ...]:
+    def _run(self, tokens: Tokens, state: State, layers: "NTM | Repeated") -> tuple[Tensor, ...]:
         """The controller, the weights of both heads ``(B, 2, rows)``, and what is erased and added, ``(B, memory_size)``."""
-        recurrent = self.recurrent(torch.cat([state["read"], state["hidden"]], dim=-1))
+        recurrent = layers.recurrent(torch.cat([state["read"], state["hidden"]], dim=-1))
         hidden, cell = lstm_update(tokens.features.squeeze(1) + recurrent, state["cell"])
-        parts = self.heads(hidden).split(self.sizes, dim=-1)
+        parts = layers.heads(hidden).split(self.sizes, dim=-1)
         key, strength, gate, shift, sharpness = (part.unflatten(-1, (2, -1)) for part in parts[:5])
         memory = state["memory"]
         similarity = F.normalize(torch.tanh(key), dim=-1) @ F.normalize(memory, dim=-1).transpose(1, 2)  # eq. 6
@@ -140,5 +158,5 @@ class NTM(nn.Module):
 
     def explain(self, tokens: Tokens, state: State) -> dict[str, Tensor]:
         """From which row is read, "memory_read", and to which is written, "memory_write", both ``(B, rows)``, sums 1."""
-        weights = self._run(tokens, state)[2]
+        weights = self._run(tokens, state, self)[2]
         return {"memory_read": weights[:, 0], "memory_write": weights[:, 1]}
