@@ -22,11 +22,12 @@ from worldmodels.tasks import views
 from worldmodels.training import TrainerSettings, check_settings
 
 AGENTS = CONFIGS / "agents"
-WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "rules", "mlp"}
+WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "op3", "rules", "mlp"}
 REFUSED = {  # which cores cannot do what an experiment asks
     **dict.fromkeys(("any", "block_physics", "shapes", "atari"), {"esbn"}),
     **dict.fromkeys(("adding", "gridworld", "relations", "babi"), WITHOUT_STATE),
-    **dict.fromkeys(("balls", "balls_masks", "sprites", "single_ball", "switching", "occluders"), WITHOUT_STATE),
+    **dict.fromkeys(("balls", "balls_masks", "sprites", "single_ball"), {"routing"}),
+    **dict.fromkeys(("switching", "occluders"), WITHOUT_STATE),
     "cbt": set(CORES) - {"entnet"},
     **dict.fromkeys(("arithmetic", "mnist"), set(CORES) - {"snps", "pnps", "routing"}),
     **dict.fromkeys(("views", "balls_crops", "skirmish", "flatland"), WITHOUT_STATE - {"mlp"}),

@@ -74,6 +74,7 @@ LAYERS = [
             "esbn",
             "ntm",
             "mnm",
+            "op3",
             "transformer",
             "relation_network",
             "predinet",
@@ -103,7 +104,7 @@ LAYERS = [
     {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},
     {
         f"worldmodels.models.{name}"
-        for name in ("world_model", "views", "sequence", "memory_network", "video", "picture")
+        for name in ("world_model", "views", "sequence", "memory_network", "video", "op3", "picture")
     },
     {"worldmodels.ranking", "worldmodels.seeing", "worldmodels.logging", "worldmodels.training", "worldmodels.report"},
     {

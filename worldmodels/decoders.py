@@ -197,6 +197,42 @@ class JointDecoder(nn.Module):
         return frames
 
 
+class BroadcastDecoder(nn.Module):
+    """The vector at every pixel beside the pixel's place, and convolutions of 5 x 5 that keep the size.
+
+    Watters et al. 2019, "Spatial Broadcast Decoder", as OP3's code has it: four convolutions of 32 channels with ELU, and one
+    more. Every pixel passes through all of them, which costs tens of times what a ``FrameDecoder`` does.
+
+    Args:
+        size: of the vectors.
+        frame_shape: ``(C, H, W)`` of the result.
+        channels: of the convolutions but the last.
+    """
+
+    places: Tensor
+
+    def __init__(self, size: int, frame_shape: tuple[int, ...], *, channels: int = 32):
+        super().__init__()
+        C, H, W = frame_shape
+        self.register_buffer("places", pixel_places(H, W), persistent=False)
+        layers: list[nn.Module] = []
+        for before in (size + 2, channels, channels, channels):
+            layers += [nn.Conv2d(before, channels, 5, padding=2), nn.ELU()]
+        self.convolutions = nn.Sequential(*layers, nn.Conv2d(channels, C, 5, padding=2))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Vectors ``(B, size)`` as frames ``(B, C, H, W)``."""
+        maps = vectors[..., None, None].expand(-1, -1, *self.places.shape[-2:])
+        frames: Tensor = self.convolutions(torch.cat([maps, self.places.expand(len(vectors), -1, -1, -1)], dim=1))
+        return frames
+
+
+def pixel_places(height: int, width: int) -> Tensor:
+    """The place of every pixel, x and y from -1 to 1, ``(2, H, W)``."""
+    x, y = torch.meshgrid(torch.linspace(-1, 1, width), torch.linspace(-1, 1, height), indexing="xy")
+    return torch.stack([x, y])
+
+
 class SlotDecoder(nn.Module):
     """Every slot as a mask and colours of its own, and the frame as their mixture.
 
@@ -209,12 +245,25 @@ class SlotDecoder(nn.Module):
         frame_shape: ``(C, H, W)``.
         channels: see ``FrameDecoder``.
         hidden_size: see ``FrameDecoder``.
+        broadcast: a ``BroadcastDecoder`` of half as many channels in its place.
     """
 
-    def __init__(self, slot_size: int, frame_shape: tuple[int, ...], *, channels: int, hidden_size: int):
+    def __init__(
+        self,
+        slot_size: int,
+        frame_shape: tuple[int, ...],
+        *,
+        channels: int,
+        hidden_size: int,
+        broadcast: bool = False,
+    ):
         super().__init__()
         C, H, W = frame_shape
-        self.decoder = FrameDecoder(slot_size, (C + 1, H, W), channels=channels, hidden_size=hidden_size)
+        self.decoder: nn.Module
+        if broadcast:
+            self.decoder = BroadcastDecoder(slot_size, (C + 1, H, W), channels=channels // 2)
+        else:
+            self.decoder = FrameDecoder(slot_size, (C + 1, H, W), channels=channels, hidden_size=hidden_size)
 
     def forward(self, slots: Tensor) -> Tensor:
         """Slots ``(B, K, D)`` as the logits of frames, ``(B, C, H, W)``."""
@@ -228,6 +277,11 @@ class SlotDecoder(nn.Module):
         log_masks, colours = self._parts(slots)
         return log_masks[:, :, 0].exp(), colours.sigmoid()
 
-    def _parts(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def logits(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the masks, ``(B, K, 1, H, W)``, and of the colours, ``(B, K, C, H, W)``."""
         each = self.decoder(slots.flatten(0, 1)).unflatten(0, slots.shape[:2])  # (B, K, C + 1, H, W)
-        return torch.log_softmax(each[:, :, :1], dim=1), each[:, :, 1:]
+        return each[:, :, :1], each[:, :, 1:]
+
+    def _parts(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        masks, colours = self.logits(slots)
+        return torch.log_softmax(masks, dim=1), colours

@@ -15,7 +15,8 @@ from ..decoders import READOUT_HEADS, JointDecoder, SlotDecoder
 from ..encoders import FrameEncoder
 from ..errors import UserError
 
-DECODERS = ("joint", "slots")
+MODELS = ("frames", "op3")
+DECODERS = ("joint", "slots", "broadcast")
 READOUTS = ("attention", "concatenated")
 
 
@@ -35,6 +36,7 @@ class VideoModel(nn.Module):
         super().__init__()
         self.core: RecurrentCore
         self.encoder, self.core, self.decoder, self.stack = encoder, core, decoder, stack
+        self.token_shape = encoder.num_tokens, encoder.token_size
 
     def tokens(self, frames: Tensor, before: Tensor | None = None) -> Tokens:
         """What the core reads, ``(T, B, N, F)``.
@@ -128,7 +130,8 @@ def video_model(
         core: makes the core in the sizes it is given.
         frame_shape: ``(C, H, W)``.
         tokens: what the core reads of a frame, "positions" or "vector", see ``FrameEncoder``.
-        decoder: "joint", a frame of all slots together, or "slots", a mask and colours of each.
+        decoder: "joint", a frame of all slots together, or "slots", a mask and colours of each; "broadcast" for the same by
+            a ``BroadcastDecoder``.
         readout: of the joint decoder: "attention", or slots "concatenated", for cores whose slots are not of a kind.
         channels: of the last convolution.
         hidden_size: of the linear layers around the core.
@@ -145,8 +148,9 @@ def video_model(
     encoder = FrameEncoder(seen, tokens=tokens, channels=channels, vector_size=hidden_size)
     built = core(encoder.token_size, num_tokens=encoder.num_tokens, num_slots=4, slot_size=100)
     sizes = {"channels": channels, "hidden_size": hidden_size}
-    if decoder == "slots":
-        return VideoModel(built, encoder, SlotDecoder(built.slot_size, frame_shape, **sizes), stack=stack)
+    if decoder != "joint":
+        slots = SlotDecoder(built.slot_size, frame_shape, **sizes, broadcast=decoder == "broadcast")
+        return VideoModel(built, encoder, slots, stack=stack)
     exchangeable = readout == "attention"
     joint = JointDecoder(built.num_slots, built.slot_size, frame_shape, exchangeable=exchangeable, **sizes)
     return VideoModel(built, encoder, joint, stack=stack)

@@ -20,7 +20,8 @@ from ..decoders import SlotDecoder
 from ..encoders import FRAME_TOKENS
 from ..errors import UserError, nearest
 from ..logging import progress_bar
-from ..models.video import DECODERS, READOUTS, VideoModel, video_model
+from ..models.op3 import OP3, op3_model
+from ..models.video import DECODERS, MODELS, READOUTS, VideoModel, video_model
 from ..report import figures
 from ..report import video as pictures
 from ..report.choices import draw_choices, trace
@@ -66,11 +67,16 @@ class Video:
         prompt: true frames before a rollout.
         imagined: frames of a rollout.
         horizons: of these, which are in the table.
+        model: "frames", in which a core reads what an encoder makes of a frame (``VideoModel``), or "op3", in which slots are
+            refined until they draw it and a core without a state is their dynamics (``models.op3.OP3``), with ``decoder``,
+            its sizes and ``slot_size`` alone of the options below.
         tokens: what a core reads of a frame, "positions" or "vector", see ``FrameEncoder``.
-        decoder: "joint", a frame of all slots together, or "slots", a mask and colours of each.
+        decoder: "joint", a frame of all slots together, or "slots", a mask and colours of each; "broadcast" for the same by a
+            ``BroadcastDecoder``.
         readout: of the joint decoder: "attention", or slots "concatenated", for cores whose slots are not of a kind.
         channels: of the last convolution; 64 in R-NEM.
         hidden_size: of the linear layers around the core; 512 in R-NEM.
+        slot_size: of OP3's slots; of other models it is core.slot_size.
         stack: frames seen at a step; 5 in the paper's switching dynamics.
         noise: share of the pixels that are inverted in training, where they are read; 0.2 in R-NEM.
     """
@@ -96,11 +102,13 @@ class Video:
         prompt: int = 15,
         imagined: int = 30,
         horizons: Sequence[int] = (1, 10, 15, 30),
+        model: str = "frames",
         tokens: str = "positions",
         decoder: str = "joint",
         readout: str = "attention",
         channels: int = 64,
         hidden_size: int = 512,
+        slot_size: int = 128,
         stack: int = 1,
         noise: float = 0.0,
     ):
@@ -108,7 +116,13 @@ class Video:
             raise UserError("no environment was named; give env.id=<a Gymnasium id>, or experiment=balls")
         if env.get("resize") is not None:
             raise UserError(f"env.resize={env['resize']}, but frames are drawn from states; set env.kwargs.image_size")
+        if model not in MODELS:
+            raise UserError(f"task.model is {model!r}; {nearest(model, MODELS)}")
         refuse_unknown_network(tokens, decoder, readout, noise)
+        if model == "op3" and (stack > 1 or noise):
+            raise UserError(
+                f"task.model=op3 sees each frame as it is; leave out task.stack={stack} and task.noise={noise}"
+            )
         refuse_equal_seeds(train_seed, test_seed)
         refuse_nothing(
             train_episodes=train_episodes, test_episodes=test_episodes, steps=steps, window=window, stack=stack
@@ -130,7 +144,7 @@ class Video:
         self.name = f"videos of {self.env_kwargs.get('preset') or self.env_id.rpartition('/')[2]}"
         self.test_episodes = test_episodes
         self.window, self.prompt, self.imagined, self.horizons = window, prompt, imagined, list(horizons)
-        self.noise = noise
+        self.noise, self.kind, self.slot_size = noise, model, slot_size
         self.network: dict[str, Any] = {"tokens": tokens, "decoder": decoder, "readout": readout}
         self.network |= {"channels": channels, "hidden_size": hidden_size, "stack": stack}
         self._recordings = Recordings(
@@ -168,11 +182,16 @@ class Video:
 
     # Model and loss.
 
-    def model(self, core: CoreBuilder, about: Mapping[str, Any]) -> VideoModel:
-        """A ``VideoModel``; without other sizes the core has four slots of 100, the paper's."""
+    def model(self, core: CoreBuilder, about: Mapping[str, Any]) -> VideoModel | OP3:
+        """A ``VideoModel``, whose core without other sizes has four slots of 100, SCOFF's; or an ``OP3``."""
         channels, height, width = about["frame_shape"]
-        video = video_model(core, (channels, height, width), **self.network)
-        require_memory(video.core, "video prediction")
+        video: VideoModel | OP3
+        if self.kind == "op3":
+            sizes = {name: self.network[name] for name in ("decoder", "channels", "hidden_size")}
+            video = op3_model(core, (channels, height, width), **sizes, slot_size=self.slot_size)
+        else:
+            video = video_model(core, (channels, height, width), **self.network)
+            require_memory(video.core, "video prediction")
         for variant, number in self.test_slots.items():
             try:
                 video.rollout(torch.zeros(1, 1, channels, height, width), 1, num_slots=number)
@@ -184,13 +203,15 @@ class Video:
         return video
 
     def losses(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
-        """The binary cross-entropy of the next frames' pixels."""
+        """The binary cross-entropy of the next frames' pixels; of OP3 its own loss, see there."""
+        if self.kind == "op3":
+            return model(batch)
         return {"loss": next_frame_loss(model, batch, self.noise, generator)}
 
     # Scores.
 
     @torch.no_grad()
-    def evaluate(self, model: VideoModel, limit: int | None = None, *, quiet: bool = True) -> dict[str, Any]:
+    def evaluate(self, model: VideoModel | OP3, limit: int | None = None, *, quiet: bool = True) -> dict[str, Any]:
         """Errors along rollouts on the test episodes of every variant, or the first ``limit`` of each, and schemata."""
         device = next(model.parameters()).device
         n = min(limit or self.test_episodes, self.test_episodes)
@@ -211,7 +232,7 @@ class Video:
                     frames = source.drawn(states)
                     tally.add(self._imagine(model, frames, variant)[0], frames[self.prompt - 1 :])
                     if chooses:
-                        start = model.initial_state(frames.shape[1])
+                        start = model.core.initial_state(frames.shape[1])
                         schema = trace(model.core, model.tokens(frames), start)["schema"]
                         laws = source.env.laws(states) if hasattr(source.env, "laws") else None
                         seen.append((schema.cpu(), None if laws is None else laws.cpu()))
@@ -236,16 +257,16 @@ class Video:
         return {"scores": scores, "errors": errors, **told, "prompt": self.prompt, "n": n}
 
     @staticmethod
-    def _chooses(model: VideoModel) -> bool:
+    def _chooses(model: VideoModel | OP3) -> bool:
         """Whether the core chooses schemata; of one that does not, nothing is traced."""
-        token = next(model.parameters()).new_zeros(1, 1, model.encoder.num_tokens, model.encoder.token_size)
-        return "schema" in trace(model.core, Tokens(token), model.initial_state(1))
+        token = next(model.parameters()).new_zeros(1, 1, *model.token_shape)
+        return "schema" in trace(model.core, Tokens(token), model.core.initial_state(1))
 
-    def _imagine(self, model: VideoModel, frames: Tensor, variant: str) -> tuple[Tensor, Tensor]:
+    def _imagine(self, model: VideoModel | OP3, frames: Tensor, variant: str) -> tuple[Tensor, Tensor]:
         return model.rollout(frames[: self.prompt], self.imagined, num_slots=self.test_slots.get(variant))
 
     def _segments(
-        self, model: VideoModel, source: Videos, states: Tensor, frames: Tensor, variant: str
+        self, model: VideoModel | OP3, source: Videos, states: Tensor, frames: Tensor, variant: str
     ) -> tuple[Tensor, Tensor]:
         """Whose each pixel is, of the frames after the prompt: truly (0 the background), and the slot whose mask is largest.
 
@@ -330,7 +351,7 @@ class Video:
     @torch.no_grad()
     def draw(
         self,
-        model: VideoModel,
+        model: VideoModel | OP3,
         result: Mapping[str, Any],
         metrics: Sequence[Mapping[str, Any]],
         folder: Path,
@@ -360,7 +381,7 @@ class Video:
                 path = folder / f"segments{suffix}.png"
                 written.append(pictures.segments(frames[self.prompt :, 0], true, labels, self.prompt, path))
             read = model.tokens(frames)
-            chosen = trace(model.core, read, model.initial_state(1))
+            chosen = trace(model.core, read, model.core.initial_state(1))
             if "schema" in chosen:
                 laws = source.env.laws(states).cpu() if hasattr(source.env, "laws") else None
                 names = source.env.law_names if laws is not None else ()
