@@ -124,6 +124,7 @@ LAYERS = [
             "relations",
             "babi",
             "cbt",
+            "recording",
             "segments",
             "video",
             "occluders",

@@ -257,6 +257,7 @@ def test_tables_are_relative_to_the_gru(tmp_path):
         ({"decoder": "slot"}, "task.decoder is 'slot'"),
         ({"window": 13}, "task.steps=12 has 13 frames, too few for task.window=13"),
         ({"horizons": (7,)}, r"task.horizons=\[7\]; expected frames of 1 to task.imagined=6"),
+        ({"hidden_size": 20}, "task.hidden_size=20; expected a multiple of 8"),
         ({"noise": 0.5}, "task.noise=0.5; expected a share of the pixels"),
         ({"test_slots": {"tset": 8}}, "task.test_slots names 'tset'.*test"),
         ({"train_seed": 3}, "test data must be others"),
@@ -276,14 +277,14 @@ def test_cores_that_cannot_are_refused(tmp_path):
     watched = task(tmp_path, test_slots={"test": 8}, readout="concatenated")
     with pytest.raises(UserError, match="which SCOFF and its readout cannot be given"):
         watched.model(scoff, ABOUT)
-    with pytest.raises(UserError, match="task.hidden_size=20; expected a multiple of 8"):
-        task(tmp_path, hidden_size=20).model(scoff, ABOUT)
 
 
 def test_an_environment_without_frames_is_refused_before_it_is_recorded(tmp_path):
     for env_id, kwargs in (("worldmodels/Recall-v0", {}), ("worldmodels/BouncingBalls-v0", {"observation": "frames"})):
         with pytest.raises(UserError, match="videos are drawn from states by an environment with a method frames"):
             task(tmp_path, env={"id": env_id, "kwargs": kwargs}).collect(quiet=True)
+    with pytest.raises(UserError, match="frames are 20 x 20; expected 16, 32, 64 or 128 pixels"):
+        task(tmp_path, kwargs={"image_size": 20}).collect(quiet=True)
     assert not (tmp_path / "data").exists()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..encoders import pixels
+from ..encoders import halvings, pixels
 from ..errors import UserError
 from .environments import make_envs
 from .episodes import Episodes, draw_starts
@@ -45,7 +45,7 @@ def frame_shape(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[int, int, i
     """``(C, H, W)`` of the frames that an environment draws of its states.
 
     Raises:
-        UserError: it draws none, or records something else than its states.
+        UserError: it draws none, or of a size that no ``FrameEncoder`` takes, or it records something else than its states.
     """
     env: Any = make_envs(env_id, 1, env_kwargs=env_kwargs)
     states, _ = env.reset(seed=0)
@@ -57,4 +57,5 @@ def frame_shape(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[int, int, i
         )
     height, width, channels = env.frames(states).shape[1:]
     env.close()
+    halvings((channels, height, width))
     return channels, height, width

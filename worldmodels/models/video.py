@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core import RecurrentCore, State, Tokens, unroll
-from ..decoders import READOUT_HEADS, JointDecoder, SlotDecoder
+from ..decoders import JointDecoder, SlotDecoder
 from ..encoders import FrameEncoder
-from ..errors import UserError
 
 MODELS = ("frames", "op3")
 DECODERS = ("joint", "slots", "broadcast")
@@ -138,12 +137,8 @@ def video_model(
         stack: frames seen at a step.
 
     Raises:
-        UserError: frames of other sizes than 16, 32, 64 or 128, or a ``hidden_size`` that the readout's heads do not divide.
+        UserError: frames of other sizes than 16, 32, 64 or 128.
     """
-    if decoder == "joint" and readout == "attention" and hidden_size % READOUT_HEADS:
-        raise UserError(
-            f"task.hidden_size={hidden_size}; expected a multiple of {READOUT_HEADS}, the heads of task.readout=attention"
-        )
     seen = (stack * frame_shape[0], *frame_shape[1:])
     encoder = FrameEncoder(seen, tokens=tokens, channels=channels, vector_size=hidden_size)
     built = core(encoder.token_size, num_tokens=encoder.num_tokens, num_slots=4, slot_size=100)

@@ -96,7 +96,7 @@ class Occluders:
     ):
         if data is None and env["id"] is None:
             raise UserError("no environment was named; give experiment=occluders, or task.data=FOLDER of IntPhys")
-        refuse_unknown_network(tokens, decoder, readout, noise)
+        refuse_unknown_network(tokens, decoder, readout, noise, hidden_size)
         refuse_equal_seeds(train_seed, test_seed)
         refuse_nothing(train_episodes=train_episodes, quadruples=quadruples, steps=steps, window=window, stack=stack)
         refuse_nothing(channels=channels, hidden_size=hidden_size, image_size=image_size, every=every)

@@ -10,7 +10,6 @@ import torch
 from rich.console import Group, RenderableType
 from torch import Tensor, nn
 
-from ..data.collect import collected
 from ..data.environments import resized
 from ..data.episodes import Episodes, Paths, draw_paths
 from ..errors import UserError
@@ -23,6 +22,7 @@ from ..ranking import Imagined, score
 from ..report import transitions as pictures
 from ..report.tables import scores
 from . import CoreBuilder
+from .recording import recorded
 
 HORIZONS = (1, 5, 10)
 _ENCODE_BATCH = 2000
@@ -117,18 +117,8 @@ class Transitions:
             "drop_invalid": self.data["drop_invalid"],
             "num_envs": self.data["num_envs"],
         }
-        with progress_bar(f"collecting {which}") as bar:
-            bar.disable |= quiet
-            task = bar.add_task("", total=chosen["episodes"], note="episodes", visible=False)
-            return collected(
-                self.data["dir"],
-                which,
-                settings,
-                fresh=self.data["fresh"],
-                again=again,
-                processes=self.data["processes"],
-                progress=lambda done, _: bar.update(task, completed=done, visible=True),
-            )
+        more = {"fresh": self.data["fresh"], "again": again, "processes": self.data["processes"]}
+        return recorded(f"collecting {which}", self.data["dir"], which, settings, quiet=quiet, **more)
 
     def about(self) -> dict[str, Any]:
         """The shape of an observation and the actions; refuses test episodes of another kind, or too short to be scored."""

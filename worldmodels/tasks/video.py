@@ -13,10 +13,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from ..core import Tokens
-from ..data.collect import collected
 from ..data.environments import make_envs
 from ..data.video import Videos, frame_shape
-from ..decoders import SlotDecoder
+from ..decoders import READOUT_HEADS, SlotDecoder
 from ..encoders import FRAME_TOKENS
 from ..errors import UserError, nearest
 from ..logging import progress_bar
@@ -26,6 +25,7 @@ from ..report import figures
 from ..report import video as pictures
 from ..report.choices import draw_choices, trace
 from . import Batch, CoreBuilder, refuse_equal_seeds, refuse_nothing, require_memory, segments
+from .recording import recorded
 
 _EPISODES_AT_ONCE = 50  # of an evaluation, so that memory stays bounded
 _SETTLED = 5  # frames after which a law that has to be told from motion counts: the paper's "about five"
@@ -118,7 +118,7 @@ class Video:
             raise UserError(f"env.resize={env['resize']}, but frames are drawn from states; set env.kwargs.image_size")
         if model not in MODELS:
             raise UserError(f"task.model is {model!r}; {nearest(model, MODELS)}")
-        refuse_unknown_network(tokens, decoder, readout, noise)
+        refuse_unknown_network(tokens, decoder, readout, noise, hidden_size)
         if model == "op3" and (stack > 1 or noise):
             raise UserError(
                 f"task.model=op3 sees each frame as it is; leave out task.stack={stack} and task.noise={noise}"
@@ -453,23 +453,14 @@ class Recordings:
             kwargs = {**self.env_kwargs, **more}
             settings = {"env_id": self.env_id, "env_kwargs": kwargs, "episodes": self.episodes[which]}
             settings |= {"steps": self.steps, "seed": self.seeds[which]}
-            with progress_bar(f"recording test: {variant}" if variant else "recording train") as bar:
-                bar.disable |= quiet
-                shown = bar.add_task("", total=self.episodes[which], note="episodes", visible=False)
-                found = collected(
-                    self.data_dir,
-                    which,
-                    settings,
-                    fresh=self.fresh,
-                    again=again,
-                    progress=lambda done, _: bar.update(shown, completed=done, visible=True),
-                )
+            title = f"recording test: {variant}" if variant else "recording train"
+            found = recorded(title, self.data_dir, which, settings, quiet=quiet, fresh=self.fresh, again=again)
             env = make_envs(self.env_id, 1, env_kwargs=kwargs, device=str(device))
             self._opened[key] = Videos(found.to(device), env)
         return self._opened[key]
 
 
-def refuse_unknown_network(tokens: str, decoder: str, readout: str, noise: float) -> None:
+def refuse_unknown_network(tokens: str, decoder: str, readout: str, noise: float, hidden_size: int) -> None:
     """Refuse what ``video_model`` and ``next_frame_loss`` do not offer.
 
     Raises:
@@ -482,6 +473,10 @@ def refuse_unknown_network(tokens: str, decoder: str, readout: str, noise: float
     ):
         if value not in known:
             raise UserError(f"task.{option} is {value!r}; {nearest(value, known)}")
+    if decoder == "joint" and readout == "attention" and hidden_size % READOUT_HEADS:
+        raise UserError(
+            f"task.hidden_size={hidden_size}; expected a multiple of {READOUT_HEADS}, the heads of task.readout=attention"
+        )
     if not 0.0 <= noise < 0.5:
         raise UserError(f"task.noise={noise}; expected a share of the pixels, from 0 to below 0.5")
 

@@ -14,7 +14,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from torch import Tensor, nn
 
-from ..data.collect import collected
 from ..data.environments import make_envs
 from ..data.views import Views, ViewSource, first_views, side_by_side
 from ..errors import UserError
@@ -26,6 +25,7 @@ from ..report import views as pictures
 from ..report.tables import scores as ranking_table
 from ..seeing import BURN_IN, ViewTest, as_floats, said_and_seen
 from . import CoreBuilder, refuse_equal_seeds, refuse_nothing, require_memory
+from .recording import recorded
 
 OBJECTIVES = ("views", "contrastive")
 
@@ -192,17 +192,8 @@ class PartialViews:
                 "seed": self.train_seed if which == "train" else self.test_seed,
                 "policy": _imported(self.policy),
             }
-            with progress_bar(f"recording {which}: {variant}") as bar:
-                bar.disable |= quiet
-                shown = bar.add_task("", total=episodes, note="episodes", visible=False)
-                found = collected(
-                    self.data_dir,
-                    which,
-                    settings,
-                    fresh=self.fresh,
-                    again=again,
-                    progress=lambda done, _: bar.update(shown, completed=done, visible=True),
-                )
+            title = f"recording {which}: {variant}"
+            found = recorded(title, self.data_dir, which, settings, quiet=quiet, fresh=self.fresh, again=again)
             env = make_envs(self.env_id, 1, env_kwargs=kwargs, device=str(device))
             self._recorded[key] = ViewSource(found.to(device), env, self.num_views)
         return self._recorded[key]
