@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 import worldmodels.envs  # noqa: F401  (registers the ids)
 
 OUT = Path(__file__).parent.parent / "docs/worlds.gif"
-STEPS, SEED, COLUMNS, SIDE, ABOVE = 40, 9, 4, 128, 14
+STEPS, SEED, COLUMNS, SIDE, ABOVE = 40, 7, 3, 128, 14
 WORLDS: dict[str, tuple[str, dict[str, Any]]] = {
     "4balls": ("BouncingBalls", {"preset": "4balls"}),
     "coloured": ("BouncingBalls", {"preset": "coloured"}),
@@ -22,6 +22,7 @@ WORLDS: dict[str, tuple[str, dict[str, Any]]] = {
     "sprites": ("Sprites", {}),
     "single_ball": ("OneBall", {"dynamics": "fixed"}),
     "switching": ("OneBall", {"dynamics": "switching"}),
+    "towers": ("Towers", {}),
     "occluders, possible": ("Occluders", {"block": "O2", "movie": 0}),
     "occluders, impossible": ("Occluders", {"block": "O2", "movie": 2}),
 }

@@ -12,6 +12,7 @@ _FAMILIES = {  # one copy, a batch of copies, steps of an episode
     "worldmodels/OneBall-v0": ("one_ball:make_one_ball", "one_ball:OneBall", 50),
     "worldmodels/Occluders-v0": ("occluders:make_occluders", "occluders:Occluders", 40),
     "worldmodels/Sprites-v0": ("sprites:make_sprites", "sprites:Sprites", 20),
+    "worldmodels/Towers-v0": ("towers:make_towers", "towers:Towers", 30),
     "worldmodels/Skirmish-v0": ("skirmish:make_skirmish", "skirmish:Skirmish", 100),
 }
 

@@ -24,6 +24,7 @@ OURS = {
     "worldmodels/OneBall-v0": {"dynamics": "switching"},
     "worldmodels/Occluders-v0": {"block": "O2"},
     "worldmodels/Sprites-v0": {},
+    "worldmodels/Towers-v0": {},
     "worldmodels/Recall-v0": {},
     "worldmodels/CartPole-v0": {},
     "worldmodels/BlockPhysics-v0": {},
