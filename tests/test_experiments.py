@@ -26,13 +26,14 @@ WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "op3", "rules", "mlp"}
 REFUSED = {  # which cores cannot do what an experiment asks
     **dict.fromkeys(("any", "block_physics", "shapes", "atari"), {"esbn"}),
     **dict.fromkeys(("adding", "gridworld", "relations", "babi"), WITHOUT_STATE),
-    **dict.fromkeys(("balls", "balls_masks", "sprites", "single_ball"), {"routing"}),
+    **dict.fromkeys(("video", "balls", "balls_masks", "sprites", "single_ball"), {"routing"}),
     **dict.fromkeys(("switching", "occluders"), WITHOUT_STATE),
     "cbt": set(CORES) - {"entnet"},
     **dict.fromkeys(("arithmetic", "mnist"), set(CORES) - {"snps", "pnps", "routing"}),
     **dict.fromkeys(("views", "balls_crops", "skirmish", "flatland"), WITHOUT_STATE - {"mlp"}),
 }
 NAMED = {"any": ["env.id=CartPole-v1", "encoder=vector"], "views": ["task.env_id=worldmodels/Skirmish-v0"]}
+NAMED["video"] = ["env.id=worldmodels/Towers-v0", "+env.kwargs.observation=state"]
 NAMED["cbt"] = ["task.data=books"]
 NAMED["views"] += ["+task.env_kwargs.observation=units", "+task.env_kwargs.scenario=2m", "task.polar=true"]
 ABOUT = {  # what a task without an environment says of its data
@@ -40,7 +41,7 @@ ABOUT = {  # what a task without an environment says of its data
     "babi": {"vocabulary": ["mary", "where"], "longest": [7, 7]},
     "cbt": {"vocabulary": ["alice", "said"]},
     **dict.fromkeys(("balls", "single_ball", "switching", "occluders"), {"frame_shape": [1, 64, 64]}),
-    **dict.fromkeys(("balls_masks", "sprites"), {"frame_shape": [3, 64, 64]}),
+    **dict.fromkeys(("video", "balls_masks", "sprites"), {"frame_shape": [3, 64, 64]}),
 }
 
 

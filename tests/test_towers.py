@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
+from worldmodels.cli import main
 from worldmodels.envs.towers import FLOOR, FRICTION, GRAVITY, SIZES, Towers, make_towers
 
 
@@ -197,3 +198,12 @@ def test_what_cannot_be_is_refused(options, says):
         Towers(1, **options)
     with pytest.raises(ValueError, match=r"expected \(\.\.\., 3, 11\)"):
         Towers(1).frames(torch.zeros(2, 11))
+
+
+def test_videos_of_them_from_the_command_line(tmp_path, monkeypatch, capsys):
+    """As of any environment that draws frames of its states."""
+    monkeypatch.chdir(tmp_path)
+    words = ["experiment=video", "env.id=worldmodels/Towers-v0", "+env.kwargs.observation=state", "size=smoke"]
+    assert main(["train", *words, "+env.kwargs.image_size=16", "core=scoff", "run=runs/towers"]) == 0
+    assert "videos of Towers-v0" in capsys.readouterr().out
+    assert (tmp_path / "runs/towers/figures/rollout.gif").is_file()
