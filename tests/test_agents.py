@@ -66,7 +66,7 @@ def rolled(model, steps=None):
 
 def ppo(env, core="gru", **options):
     sizes = {"num_slots": 1, "slot_size": 8} if core in ("gru", "lstm") else {"num_slots": 3, "slot_size": 8}
-    memoryless = core in ("gnn", "snps", "pnps", "routing", "op3", "rules", "mlp")
+    memoryless = core in ("gnn", "snps", "pnps", "routing", "cin", "op3", "rules", "mlp")
     options = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "seed": 0, "device": "cpu"} | options
     return RecurrentPPO(options.pop("policy", "MlpPolicy"), env, core, {} if memoryless else sizes, **options)
 

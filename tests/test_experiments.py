@@ -22,7 +22,7 @@ from worldmodels.tasks import views
 from worldmodels.training import TrainerSettings, check_settings
 
 AGENTS = CONFIGS / "agents"
-WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "op3", "rules", "mlp"}
+WITHOUT_STATE = {"gnn", "snps", "pnps", "routing", "cin", "op3", "rules", "mlp"}
 REFUSED = {  # which cores cannot do what an experiment asks
     **dict.fromkeys(("any", "block_physics", "shapes", "atari"), {"esbn"}),
     **dict.fromkeys(("adding", "gridworld", "relations", "babi"), WITHOUT_STATE),
@@ -30,6 +30,7 @@ REFUSED = {  # which cores cannot do what an experiment asks
     **dict.fromkeys(("switching", "occluders"), WITHOUT_STATE),
     "cbt": set(CORES) - {"entnet"},
     **dict.fromkeys(("arithmetic", "mnist"), set(CORES) - {"snps", "pnps", "routing"}),
+    "stacks": set(CORES) - WITHOUT_STATE | {"routing", "mlp"},
     **dict.fromkeys(("views", "balls_crops", "skirmish", "flatland"), WITHOUT_STATE - {"mlp"}),
 }
 NAMED = {"any": ["env.id=CartPole-v1", "encoder=vector"], "views": ["task.env_id=worldmodels/Skirmish-v0"]}
@@ -42,6 +43,7 @@ ABOUT = {  # what a task without an environment says of its data
     "cbt": {"vocabulary": ["alice", "said"]},
     **dict.fromkeys(("balls", "single_ball", "switching", "occluders"), {"frame_shape": [1, 64, 64]}),
     **dict.fromkeys(("video", "balls_masks", "sprites"), {"frame_shape": [3, 64, 64]}),
+    "stacks": {"num_blocks": 3},
 }
 
 

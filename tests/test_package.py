@@ -74,6 +74,7 @@ LAYERS = [
             "esbn",
             "ntm",
             "mnm",
+            "cin",
             "op3",
             "transformer",
             "relation_network",
@@ -99,12 +100,13 @@ LAYERS = [
             "video",
             "intphys",
             "digits",
+            "shapestacks",
         )
     },
     {"worldmodels.plugins", "worldmodels.models", "worldmodels.checkpoints", "worldmodels.check", "worldmodels.nn"},
     {
         f"worldmodels.models.{name}"
-        for name in ("world_model", "views", "sequence", "memory_network", "video", "op3", "picture")
+        for name in ("world_model", "views", "sequence", "memory_network", "video", "op3", "rpin", "picture")
     },
     {"worldmodels.ranking", "worldmodels.seeing", "worldmodels.logging", "worldmodels.training", "worldmodels.report"},
     {
@@ -128,6 +130,7 @@ LAYERS = [
             "segments",
             "video",
             "occluders",
+            "stacks",
         )
     },
     {"worldmodels.config", "worldmodels.trust"},

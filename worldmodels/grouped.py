@@ -48,12 +48,81 @@ class GroupedMLP(nn.Module):
 
     def __init__(self, num_groups: int, input_size: int, hidden_size: int, output_size: int):
         super().__init__()
+        self.num_groups, self.input_size = num_groups, input_size
         self.hidden = GroupedLinear(num_groups, input_size, hidden_size)
         self.output = GroupedLinear(num_groups, hidden_size, output_size)
 
     def forward(self, x: Float[Tensor, "*B N I"]) -> Float[Tensor, "*B N O"]:
         """Apply the n-th perceptron to the n-th entry of the last but one axis."""
         return self.output(torch.relu(self.hidden(x)))
+
+    def of_one(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B N O"]:
+        """Apply every perceptron to the same input."""
+        return self(x[..., None, :].expand(*x.shape[:-1], self.num_groups, -1))
+
+
+class GroupedConvolutions(nn.Module):
+    """N networks of two 3 x 3 convolutions with ReLU between them side by side, on features that are flattened maps.
+
+    An input is some tokens one after the other, each a slot of ``channels * map_size ** 2`` features and what is attached
+    to it, which every place of the map sees; an output is as long as a slot.
+
+    Args:
+        num_groups: N.
+        num_tokens: of an input.
+        slot_size: features of a slot, a multiple of ``map_size ** 2``.
+        attached_size: features attached to it.
+        hidden_channels: of the first convolution.
+        map_size: height and width of the maps.
+
+    Raises:
+        ValueError: slots that are no such maps.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_tokens: int,
+        slot_size: int,
+        attached_size: int,
+        hidden_channels: int,
+        map_size: int,
+    ):
+        super().__init__()
+        channels = map_channels(slot_size, map_size)
+        self.num_groups, self.input_size = num_groups, num_tokens * (slot_size + attached_size)
+        self.slot_size, self.num_tokens, self.map_size = slot_size, num_tokens, map_size
+        seen = num_tokens * (channels + attached_size)
+        self.hidden = nn.Conv2d(seen, num_groups * hidden_channels, 3, padding=1)
+        self.output = nn.Conv2d(num_groups * hidden_channels, num_groups * channels, 3, padding=1, groups=num_groups)
+
+    def of_one(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B N O"]:
+        """Apply every network to the same input."""
+        maps = as_maps(x.reshape(-1, self.num_tokens, x.shape[-1] // self.num_tokens), self.slot_size, self.map_size)
+        y = self.output(torch.relu(self.hidden(maps.flatten(1, 2))))
+        return y.view(*x.shape[:-1], self.num_groups, self.slot_size)
+
+
+def map_channels(slot_size: int, map_size: int) -> int:
+    """Channels of a slot that is a map.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if map_size < 1 or slot_size % map_size**2:
+        raise ValueError(
+            f"slot_size is {slot_size} and map_size {map_size}; a slot of maps has channels * map_size ** 2 features"
+        )
+    return slot_size // map_size**2
+
+
+def as_maps(tokens: Tensor, slot_size: int, map_size: int) -> Tensor:
+    """Tokens ``(..., F)`` as maps ``(..., C, M, M)``: a slot's own, and a constant one for each attached feature."""
+    slots, attached = tokens.split([slot_size, tokens.shape[-1] - slot_size], dim=-1)
+    maps = slots.reshape(*slots.shape[:-1], -1, map_size, map_size)
+    if not attached.shape[-1]:
+        return maps
+    return torch.cat([maps, attached[..., None, None].expand(*attached.shape, map_size, map_size)], dim=-3)
 
 
 def gru_update(inputs: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def _refuse_what_is_not_read(path: str, sections: tuple[str, ...], config: Mappi
     if not {"env", "data"} & set(sections) and own_data:
         raise UserError(f"the {name} task makes its own sequences; leave out env= and data=")
     carried = (config["memory"], config["action_to"], config["slot_ids"], trainer["window"], trainer["imagine"])
-    if not {"memory", "trainer"} & set(sections) and carried != ("none", None, False, 1, False):
+    if "memory" not in sections and carried != ("none", None, False, 1, False):
         raise UserError(
             "memory=, action_to=, slot_ids=, trainer.window= and trainer.imagine= are for world models; leave them out of "
             f"the {name} task, where a core's state is carried through every sequence"

@@ -29,6 +29,7 @@ CORES: dict[str, dict[str, Any]] = {
     "esbn": {"_target_": "worldmodels.cores.esbn.ESBN", "slot_size": 64},
     "ntm": {"_target_": "worldmodels.cores.ntm.NTM", "slot_size": 64},
     "mnm": {"_target_": "worldmodels.cores.mnm.MNM", "slot_size": 64},
+    "cin": {"_target_": "worldmodels.cores.cin.CIN"},
     "op3": {"_target_": "worldmodels.cores.op3.OP3"},
     "rules": {"_target_": "worldmodels.cores.rules.Rules"},
     "mlp": {"_target_": "worldmodels.cores.mlp.MLP"},

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from ..attention import hard_choice, hide
 from ..core import Capabilities, State, Tokens, above_zero, at_least_one, present
-from ..grouped import GroupedMLP
+from ..grouped import GroupedConvolutions, GroupedMLP
 
 RULES_SEE = ("token", "slot")
 GRADIENTS = ("inputs", "outputs")
@@ -53,24 +53,25 @@ def _seen_size(token_size: int, slot_size: int, rules_see: str) -> int:
     return token_size if rules_see == "token" else slot_size
 
 
-def _apply(mlps: GroupedMLP, primary: Tensor, context: Tensor, rule: Tensor) -> Tensor:
+_Networks = GroupedMLP | GroupedConvolutions
+
+
+def _apply(mlps: _Networks, primary: Tensor, context: Tensor, rule: Tensor) -> Tensor:
     """Step 4: the chosen rule's MLP on what it sees of ``[V_p, V_c]``, ``(B, P, D)``; ``rule (B, P, N)`` is one-hot."""
-    seen = mlps.hidden.weight.shape[1] // 2
+    seen = mlps.input_size // 2
     pair = torch.cat([primary[..., :seen], context[..., :seen]], dim=-1)
-    outputs = mlps(pair[..., None, :].expand(*pair.shape[:-1], rule.shape[-1], -1))
-    return (rule[..., None] * outputs).sum(-2)
+    return (rule[..., None] * mlps.of_one(pair)).sum(-2)
 
 
-def _apply_all(mlps: GroupedMLP, features: Tensor, choice: Tensor) -> Tensor:
+def _apply_all(mlps: _Networks, features: Tensor, choice: Tensor) -> Tensor:
     """The changes of all candidates, chosen: ``sum_{c,i} choice_{pci} MLP_i([V_p, V_c])``, ``(B, K, D)``.
 
     ``features (B, K, F)``, ``choice (B, K, K, N)``: primary, context, rule.
     """
-    seen, (B, K, _, N) = mlps.hidden.weight.shape[1] // 2, choice.shape
-    primary = features[:, :, None, :seen].expand(B, K, K, seen)
+    seen, K = mlps.input_size // 2, features.shape[1]
+    primary = features[:, :, None, :seen].expand(-1, K, K, seen)
     pair = torch.cat([primary, primary.transpose(1, 2)], dim=-1)
-    outputs = mlps(pair[..., None, :].expand(B, K, K, N, 2 * seen))
-    return (choice[..., None] * outputs).sum((2, 3))
+    return (choice[..., None] * mlps.of_one(pair)).sum((2, 3))
 
 
 def _check_gradient(gradient: str) -> str:
@@ -92,11 +93,16 @@ class _Rules(nn.Module):
         hidden_size: int,
         *,
         seen_size: int,
+        map_size: int,
         matches: bool,
     ):
         super().__init__()
         self.embeddings = nn.Parameter(torch.randn(num_rules, rule_size))
-        self.mlps = GroupedMLP(num_rules, 2 * seen_size, hidden_size, slot_size)
+        self.mlps: _Networks
+        if map_size:
+            self.mlps = GroupedConvolutions(num_rules, 2, slot_size, seen_size - slot_size, hidden_size, map_size)
+        else:
+            self.mlps = GroupedMLP(num_rules, 2 * seen_size, hidden_size, slot_size)
         if matches:
             self.rule_key = nn.Linear(rule_size, key_size, bias=False)  # W^k
             self.slot_query = nn.Linear(token_size, key_size, bias=False)  # W^q
@@ -129,6 +135,8 @@ class SNPS(nn.Module):
         key_size: of queries and keys; 32 in the paper.
         hidden_size: of a rule's MLP; 128 in the paper.
         rules_see: what a rule's MLP sees of a slot: the "token", or the "slot" without what is attached to it.
+        map_size: of slots that are maps, their height and width: rules are then two convolutions, as the paper has them on
+            ShapeStacks, with ``hidden_size`` channels between them; 0 where slots are vectors.
         temperature: of the Gumbel softmax; 1 in the paper.
         gradient: where the straight-through gradient of a choice goes: through the "inputs" of the rule as in the paper, or
             through the "outputs" of all candidates, which costs K N MLPs in place of each.
@@ -149,6 +157,7 @@ class SNPS(nn.Module):
         key_size: int = 32,
         hidden_size: int = 128,
         rules_see: str = "token",
+        map_size: int = 0,
         temperature: float = 1.0,
         gradient: str = "inputs",
         score_dropout: float = 0.0,
@@ -161,6 +170,7 @@ class SNPS(nn.Module):
         self.slot_size = slot_size
         self.num_rules = num_rules
         self.rules_see = rules_see
+        self.map_size = map_size
         self.num_stages = num_stages
         self.temperature = temperature
         self.gradient = _check_gradient(gradient)
@@ -172,6 +182,7 @@ class SNPS(nn.Module):
             key_size,
             hidden_size,
             seen_size=_seen_size(token_size, slot_size, rules_see),
+            map_size=map_size,
             matches=True,
         )
         self.score_dropout = nn.Dropout(score_dropout)
@@ -246,6 +257,8 @@ class PNPS(nn.Module):
         key_size: of queries and keys; 32 in the paper.
         hidden_size: of a rule's MLP; 128 in the paper.
         rules_see: what a rule's MLP sees of a slot: the "token", or the "slot" without what is attached to it.
+        map_size: of slots that are maps, their height and width: rules are then two convolutions, as the paper has them on
+            ShapeStacks, with ``hidden_size`` channels between them; 0 where slots are vectors.
         temperature: of the Gumbel softmax; 1 in the paper.
         gradient: where the straight-through gradient of a choice goes: through the "inputs" of the rule as in the paper, or
             through the "outputs" of all candidates, which costs K N MLPs in place of each.
@@ -265,6 +278,7 @@ class PNPS(nn.Module):
         key_size: int = 32,
         hidden_size: int = 128,
         rules_see: str = "token",
+        map_size: int = 0,
         temperature: float = 1.0,
         gradient: str = "inputs",
     ):
@@ -276,6 +290,7 @@ class PNPS(nn.Module):
         self.slot_size = slot_size
         self.num_rules = num_rules
         self.rules_see = rules_see
+        self.map_size = map_size
         self.num_stages = num_stages
         self.temperature = temperature
         self.gradient = _check_gradient(gradient)
@@ -288,6 +303,7 @@ class PNPS(nn.Module):
             key_size,
             hidden_size,
             seen_size=_seen_size(token_size, slot_size, rules_see),
+            map_size=map_size,
             matches=self.chooses,
         )
         self.any_rule = nn.Linear(num_rules * rule_size, key_size, bias=False)  # W^{R_a}

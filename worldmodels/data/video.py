@@ -1,6 +1,6 @@
 """Videos: episodes kept as states, whose frames are drawn on the device when they are needed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,11 +41,19 @@ class Videos:
             yield self.episodes.arrays["observations"][part + time]
 
 
-def frame_shape(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[int, int, int]:
+Shape = tuple[int, int, int]
+
+
+def frame_shape(env_id: str, env_kwargs: Mapping[str, Any], check: Callable[[Shape], object] = halvings) -> Shape:
     """``(C, H, W)`` of the frames that an environment draws of its states.
 
+    Args:
+        env_id: of the environment.
+        env_kwargs: its keyword arguments.
+        check: refuses sizes that what sees the frames does not take; a ``FrameEncoder``'s.
+
     Raises:
-        UserError: it draws none, or of a size that no ``FrameEncoder`` takes, or it records something else than its states.
+        UserError: it draws none, or of a size that is refused, or it records something else than its states.
     """
     env: Any = make_envs(env_id, 1, env_kwargs=env_kwargs)
     states, _ = env.reset(seed=0)
@@ -57,5 +65,5 @@ def frame_shape(env_id: str, env_kwargs: Mapping[str, Any]) -> tuple[int, int, i
         )
     height, width, channels = env.frames(states).shape[1:]
     env.close()
-    halvings((channels, height, width))
+    check((channels, height, width))
     return channels, height, width

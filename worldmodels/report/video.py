@@ -172,6 +172,82 @@ def schemata(frames: Tensor, schema: Tensor, laws: Tensor | None, names: Sequenc
     return save(figure, path)
 
 
+def box_errors(errors: Mapping[str, Mapping[str, Sequence[float]]], window: int, path: Path) -> Path:
+    """The error of boxes at every frame, a panel for each variant.
+
+    Args:
+        errors: by variant and by who said the boxes ("model", "copy"), the error at each frame.
+        window: frames said in training.
+        path: the file to write.
+    """
+    figure = blank(min(WIDEST, 4.2 * len(errors)), 3.4, layout="constrained")
+    axes = figure.subplots(1, len(errors), squeeze=False, sharey=True)[0]
+    said = {"model": "the model", "copy": "boxes that stay"}
+    for axis, (variant, lines) in zip(axes, errors.items(), strict=True):
+        for i, (name, values) in enumerate(lines.items()):
+            shown = [1e3 * value for value in values]
+            axis.plot(range(1, len(values) + 1), shown, color=COLORS[i], ls="-" if i == 0 else "--", label=said[name])
+        axis.axvline(window + 0.5, color="#888888", ls=":", lw=1.2, label="as far as in training", zorder=1)
+        axis.set(xlabel="frame", title=variant)
+        whole_numbers(axis)
+    as_losses(axes[0])
+    axes[0].set_ylabel("squared error of the boxes' middles, x 1000")
+    legend(axes[-1])
+    return save(figure, path)
+
+
+def boxes(frames: Tensor, true: Tensor, said: Tensor, folder: Path, suffix: str) -> list[Path]:
+    """A tower's frames with the true boxes and those that were said, as a strip and as a film.
+
+    Args:
+        frames: from the second on, ``(T, 3, H, W)``.
+        true: left, top, right and bottom as parts of the frame, ``(T, K, 4)``.
+        said: the same, as they were said from the frame before the first.
+        folder: where the files go.
+        suffix: of their names.
+    """
+    from matplotlib.patches import Rectangle
+
+    steps = range(0, len(frames), max(1, -(-len(frames) // (_SHOWN // 2))))
+    figure = blank(min(WIDEST, 2.0 * len(steps)), 2.5, layout="constrained")
+    axes = figure.subplots(1, len(steps), squeeze=False)[0]
+    for axis, t in zip(axes, steps, strict=True):
+        axis.imshow(_picture(frames[t]), vmin=0, vmax=1, extent=(0, 1, 1, 0))
+        for k in range(true.shape[1]):
+            for found, style, name in ((true, "-", "true"), (said, "--", "said from the first frame")):
+                left, top, right, bottom = found[t, k].tolist()
+                color = "#ffffff" if style == "-" else COLORS[1]
+                axis.add_patch(
+                    Rectangle(
+                        (left, top), right - left, bottom - top, fill=False, ls=style, lw=1.4, color=color, label=name
+                    )
+                )
+        axis.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(1, 0), facecolor="#000000")
+        axis.set_title(f"frame {t + 1}", fontsize=8)
+    handles, labels = axes[-1].get_legend_handles_labels()
+    found_of = dict(zip(labels, handles, strict=True))
+    figure.legend(
+        found_of.values(), found_of.keys(), loc="outside lower center", ncols=2, fontsize=8, facecolor="#777777"
+    )
+    return [save(figure, folder / f"boxes{suffix}.png"), _box_film(frames, true, said, folder / f"boxes{suffix}.gif")]
+
+
+def _box_film(frames: Tensor, true: Tensor, said: Tensor, path: Path) -> Path:
+    size = 256
+    films = []
+    for t in range(len(frames)):
+        picture = Image.fromarray((255 * _picture(frames[t])).round().astype(np.uint8))
+        canvas = picture.resize((size, size), Image.Resampling.NEAREST)
+        pen = ImageDraw.Draw(canvas)
+        for found, color in ((true, (255, 255, 255)), (said, tuple(int(255 * part) for part in rgb(COLORS[1])))):
+            for left, top, right, bottom in (found[t] * size).tolist():
+                pen.rectangle((left, top, max(left, right), max(top, bottom)), outline=color, width=2)
+        pen.text((4, 2), f"frame {t + 1}: true boxes white, said ones orange", fill=(255, 255, 255))
+        films.append(canvas)
+    films[0].save(path, save_all=True, append_images=films[1:], duration=160, loop=0)
+    return path
+
+
 def quadruple(frames: Tensor, surprise: Tensor, title: str, path: Path) -> Path:
     """Four movies of a scene, two possible and two impossible, and how surprising each frame was.
 

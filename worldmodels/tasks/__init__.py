@@ -26,6 +26,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "cbt": {"_target_": "worldmodels.tasks.cbt.ChildrensBookTest"},
     "video": {"_target_": "worldmodels.tasks.video.Video"},
     "occluders": {"_target_": "worldmodels.tasks.occluders.Occluders"},
+    "stacks": {"_target_": "worldmodels.tasks.stacks.Stacks"},
 }
 
 Batch = Any

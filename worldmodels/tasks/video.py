@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ..core import Tokens
 from ..data.environments import make_envs
-from ..data.video import Videos, frame_shape
+from ..data.video import Shape, Videos, frame_shape
 from ..decoders import READOUT_HEADS, SlotDecoder
-from ..encoders import FRAME_TOKENS
+from ..encoders import FRAME_TOKENS, halvings
 from ..errors import UserError, nearest
 from ..logging import progress_bar
 from ..models.op3 import OP3, op3_model
@@ -406,6 +406,7 @@ class Recordings:
         steps: of an episode.
         data_dir: see ``collected``.
         fresh: see ``collected``.
+        check: of the frames' sizes, see ``frame_shape``.
     """
 
     def __init__(
@@ -418,15 +419,17 @@ class Recordings:
         steps: int,
         data_dir: str | Path | Sequence[str | Path],
         fresh: bool,
+        check: Callable[[Shape], object] = halvings,
     ):
+        self.check = check
         self.env_id, self.env_kwargs, self.episodes, self.seeds = env_id, env_kwargs, episodes, seeds
         self.steps, self.data_dir, self.fresh = steps, data_dir, fresh
         self._opened: dict[tuple[str, str], Videos] = {}
 
     @cached_property
-    def frame_shape(self) -> tuple[int, int, int]:
+    def frame_shape(self) -> Shape:
         """``(C, H, W)``; an environment that draws no frames of its states is refused, before anything is recorded."""
-        return frame_shape(self.env_id, self.env_kwargs)
+        return frame_shape(self.env_id, self.env_kwargs, self.check)
 
     def source(
         self,
