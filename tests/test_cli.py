@@ -70,7 +70,7 @@ def test_every_core_but_esbn_is_a_transition(name, at_home, capsys):
     assert evaluation["burn_in"] == (5 if memory == "carry" else 0)
     assert main(["rollout", f"run=runs/core-{name}"]) == 0
     drawn = (at_home / "runs" / f"core-{name}" / "figures" / "choices.png").exists()
-    assert drawn == (name not in ("gnn", "mlp", "lstm", "gru"))
+    assert drawn == (name not in ("gnn", "cin", "mlp", "lstm", "gru"))
 
 
 def test_a_core_of_more_slots_than_the_encoder(at_home):
