@@ -108,7 +108,14 @@ LAYERS = [
         f"worldmodels.models.{name}"
         for name in ("world_model", "views", "sequence", "memory_network", "video", "op3", "rpin", "picture")
     },
-    {"worldmodels.ranking", "worldmodels.seeing", "worldmodels.logging", "worldmodels.training", "worldmodels.report"},
+    {
+        "worldmodels.ranking",
+        "worldmodels.planning",
+        "worldmodels.seeing",
+        "worldmodels.logging",
+        "worldmodels.training",
+        "worldmodels.report",
+    },
     {
         f"worldmodels.report.{name}"
         for name in ("figures", "tables", "transitions", "choices", "views", "video", "rules")
