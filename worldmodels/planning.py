@@ -179,10 +179,12 @@ class Planner:
             )
         self.horizon, self.candidates, self.rounds, self.elites = horizon, candidates, rounds, elites
         self.method, self.momentum, self.color = method, momentum, color
-        self.low, self.high = None, None
+        self.low: Tensor | None = None
+        self.high: Tensor | None = None
+        self.shape: tuple[int, ...] = ()
         if isinstance(space, gym.spaces.Discrete):
             self.sizes: tuple[int, ...] = (int(space.n),)
-            self.start, self.shape = int(space.start), ()
+            self.start = int(space.start)
         elif isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
             self.sizes = tuple(int(n) for n in space.nvec)
             self.start, self.shape = 0, space.shape
