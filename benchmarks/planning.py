@@ -61,7 +61,7 @@ def played(
             first = torch.where((first < 0) & there(info), step + 1, first)
     else:
         method = "shooting" if kind == "the model, random shooting" else "icem" if kind == "the model, iCEM" else "cem"
-        planner = Planner(envs.single_action_space, horizon=5, candidates=256, rounds=4, elites=24, method=method)
+        planner = Planner(envs.single_action_space, horizon=5, candidates=128, rounds=3, elites=12, method=method)
         if kind == "the true simulator":
             dynamics: Any = Simulator(envs, make, distance)
             goals: States = reached
@@ -100,7 +100,7 @@ def main() -> None:
         start = envs.snapshot()
         for kind in kinds:
             envs.restore(start)
-            first, far, took = played(kind, envs, reached, picture, run.model, make, seed=moves)
+            first, far, took = played(kind, envs, reached, picture, run.model, make, seed=1000 + moves)
             found[kind]["first"] += first[apart].tolist()
             found[kind]["distance"] += far[apart].tolist()
             found[kind]["seconds"].append(took)
